@@ -1,0 +1,124 @@
+"""Multiply-adds: what a network performs, what its dense twin would, and the paper's q log q + pmn.
+
+The paper (section "Run Times and Theoretical Complexity") counts one product W x of a layer, q = max(m, n), as
+q log2 q + nnz; a convolution performs one for each output pixel. What this library performs depends on the way a
+layer takes (`offset_products.py`); a fast transform of length q is counted as q log2 q.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from dctps import offset_products
+from dctps.layers import DpsLayer
+from dctps.offsets import PatchOffset
+from dctps.survey import LAYERS
+
+COUNTED: tuple[type[nn.Module], ...] = (DpsLayer, *LAYERS)
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerOps:
+    """Multiply-adds of one layer for one example (summed over its calls)."""
+
+    name: str
+    dense: int
+    performed: int
+    paper: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Ops:
+    """Multiply-adds of a network for one example; layers without a matrix (BatchNorm, ReLU) are not counted."""
+
+    layers: list[LayerOps]
+
+    @property
+    def dense(self) -> int:
+        return sum(layer.dense for layer in self.layers)
+
+    @property
+    def performed(self) -> int:
+        return sum(layer.performed for layer in self.layers)
+
+    @property
+    def paper(self) -> int:
+        return sum(layer.paper for layer in self.layers)
+
+
+def count_ops(model: nn.Module, input_shape: Sequence[int] | Tensor) -> Ops:
+    """Count by one forward pass in eval mode on a batch of one; the model is left as it was.
+
+    input_shape: of one example, as (channels, height, width); or an example batch of one, for other kinds of input.
+
+    >>> ops = count_ops(nn.Linear(100, 10), (100,))
+    >>> ops.dense, ops.performed, ops.paper
+    (1000, 1000, 1000)
+    """
+    rows: dict[str, LayerOps] = {}
+    handles = [
+        module.register_forward_hook(_counter(name, rows))
+        for name, module in model.named_modules()
+        if isinstance(module, COUNTED)
+    ]
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        model.eval()
+        with torch.no_grad():
+            model(_example(model, input_shape))
+    finally:
+        for handle in handles:
+            handle.remove()
+        for module, training in modes:
+            module.training = training
+    return Ops(list(rows.values()))
+
+
+def _example(model: nn.Module, input_shape: Sequence[int] | Tensor) -> Tensor:
+    if isinstance(input_shape, Tensor):
+        return input_shape
+    parameter = next(model.parameters(), torch.empty(0))
+    return torch.zeros(1, *input_shape, device=parameter.device, dtype=parameter.dtype)
+
+
+def _counter(name: str, rows: dict[str, LayerOps]) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
+    def count(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        m, *patch = (
+            module.geometry.weight_shape if isinstance(module, DpsLayer) else module.get_parameter("weight").shape
+        )
+        outputs = output.numel() // m
+        dense = performed = paper = outputs * m * math.prod(patch)
+        if isinstance(module, DpsLayer):
+            performed, paper = _sparse_ops(module, inputs[0], outputs)
+        before = rows.get(name, LayerOps(name, 0, 0, 0))
+        rows[name] = LayerOps(name, before.dense + dense, before.performed + performed, before.paper + paper)
+
+    return count
+
+
+def _sparse_ops(layer: DpsLayer, x: Tensor, outputs: int) -> tuple[int, int]:
+    m, *patch = layer.geometry.weight_shape
+    size, q = m * math.prod(patch), max(m, math.prod(patch))
+    has_offset = layer.offset is not None
+    paper = outputs * (layer.nnz + (round(q * math.log2(q)) if has_offset else 0))
+    if layer.chosen_backend() == "dense":
+        return outputs * size, paper
+    return outputs * layer.nnz + (_offset_ops(layer, x, outputs) if has_offset else 0), paper
+
+
+def _offset_ops(layer: DpsLayer, x: Tensor, outputs: int) -> int:
+    geometry, offset = layer.geometry, layer.offset
+    assert offset is not None
+    way = offset_products.way(offset, geometry)
+    if way == "separable":
+        assert isinstance(offset, PatchOffset)
+        own = offset_products.factors(offset, geometry.groups, torch.float32, torch.device("cpu"))
+        pixels = x.numel() // geometry.channels
+        return pixels * sum(w.numel() for w in own.pointwise) + outputs * own.depthwise.numel()
+    if way == "direct":
+        return outputs * math.prod(geometry.weight_shape)
+    length = offset.length if isinstance(offset, PatchOffset) else max(offset.shape)
+    return outputs * geometry.groups * round(length * math.log2(length))

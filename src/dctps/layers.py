@@ -1,0 +1,360 @@
+"""DpsLinear, DpsConv1d, DpsConv2d, DpsConv3d: W = alpha D + S (paper: section 3).
+
+`values` is a Parameter whose object never changes, `positions` a buffer; both are in `state_dict`, with `alpha` and
+`bias`. D is nowhere: it follows from the offset's name and the layer's shape.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dctps import functional
+from dctps.allocation import budget
+from dctps.geometry import Geometry
+from dctps.offsets import Offset, OffsetLike, offset_name, resolve
+from dctps.registry import lookup
+from dctps.support import Support
+
+AUTO = "auto"
+
+
+class DpsLayer(nn.Module):
+    """What all layers share: the parameters, the support, the offset and the state."""
+
+    values: nn.Parameter
+    positions: Tensor
+    alpha: Tensor | None
+    bias: nn.Parameter | None
+
+    def _build(
+        self,
+        geometry: Geometry,
+        *,
+        bias: bool,
+        density: float | None,
+        nnz: int | None,
+        support: Support | None,
+        offset: OffsetLike,
+        alpha: float,
+        train_alpha: bool,
+        seed: int,
+        backend: str,
+        device: torch.device | str | None,
+        dtype: torch.dtype | None,
+    ) -> None:
+        device, dtype = torch.device(device or torch.get_default_device()), dtype or torch.get_default_dtype()
+        if device.type == "meta":
+            raise ValueError(
+                "this layer never holds a dense weight: build it on a real device, there is nothing to save"
+            )
+        if backend != AUTO:
+            lookup(functional.BACKENDS, backend, f"backend (or {AUTO!r})")
+        self.geometry, self.backend = geometry, backend
+        self.offset: Offset | None = resolve(offset, geometry.weight_shape)
+        chosen = _choose_support(geometry.weight_shape, density, nnz, support, seed)
+        self.seed = chosen.seed  # of the support; a file holds it instead of the positions while it still holds
+        self.register_buffer("positions", chosen.positions.to(device).clone())
+        self.values = nn.Parameter(torch.empty(chosen.nnz, device=device, dtype=dtype))
+        scale = None if self.offset is None else torch.tensor(float(alpha), device=device, dtype=dtype)
+        if train_alpha and scale is not None:
+            self.alpha = nn.Parameter(scale)
+        else:
+            self.register_buffer("alpha", scale)
+        self.bias = nn.Parameter(torch.empty(geometry.filters, device=device, dtype=dtype)) if bias else None
+        self.reset_parameters(seed)
+
+    def reset_parameters(self, seed: int = 0) -> None:
+        """S = 0 under an offset, else torch's own U(+-1/sqrt(fan_in)) at the support; the bias always as in torch."""
+        generator = torch.Generator().manual_seed(seed)
+        bound = 1 / math.sqrt(math.prod(self.geometry.weight_shape[1:]))
+        with torch.no_grad():
+            draw = torch.empty(self.values.shape, dtype=torch.float64, device="cpu")
+            draw.uniform_(-bound, bound, generator=generator)
+            self.values.copy_(draw if self.offset is None else torch.zeros_like(draw))
+            if self.bias is not None:
+                draw = torch.empty(self.bias.shape, dtype=torch.float64, device="cpu")
+                self.bias.copy_(draw.uniform_(-bound, bound, generator=generator))
+
+    @property
+    def support(self) -> Support:
+        """Where the values are."""
+        return Support(self.geometry.weight_shape, self.positions)
+
+    @property
+    def nnz(self) -> int:
+        return self.values.numel()
+
+    def dense_weight(self) -> Tensor:
+        """alpha D + S, of the shape of the torch layer's weight; differentiable in values and alpha."""
+        return functional.dense_weight(self.values, self.positions, self.alpha, self.offset, self.geometry.weight_shape)
+
+    @property
+    def weight(self) -> Tensor:
+        """`dense_weight()`, built anew at each access, for foreign code that reads a layer's weight."""
+        return self.dense_weight()
+
+    def chosen_backend(self) -> str:
+        """The backend that `auto` stands for here."""
+        return functional.choose_backend(self.geometry, self.nnz) if self.backend == AUTO else self.backend
+
+    def _multiply(self, x: Tensor, geometry: Geometry) -> Tensor:
+        args = x, self.values, self.positions, self.alpha, self.bias, self.offset, geometry
+        return functional.multiply(*args, self.chosen_backend())
+
+    def extra_repr(self) -> str:
+        parts = [self._arguments(), f"bias={self.bias is not None}", f"offset={offset_name(self.offset)}"]
+        parts += [f"nnz={self.nnz}", f"density={self.nnz / math.prod(self.geometry.weight_shape):.3g}"]
+        if self.alpha is not None:
+            fixed = "" if isinstance(self.alpha, nn.Parameter) else " (fixed)"
+            parts.append(f"alpha={self.alpha.item():.4g}{fixed}")
+        return ", ".join(parts)
+
+    def _arguments(self) -> str:
+        raise NotImplementedError
+
+    # The state: a layer refuses positions that do not fit, and a state that says it belongs to another layer.
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        metadata = getattr(destination, "_metadata", {}).get(prefix[:-1])
+        if metadata is not None:
+            metadata["dctps"] = self._identity()
+
+    def _identity(self) -> dict[str, Any]:
+        return {"shape": list(self.geometry.weight_shape), "offset": offset_name(self.offset)}
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        problem = self._why_not_load(state_dict, prefix, local_metadata)
+        if problem:
+            error_msgs.append(f"{prefix[:-1] or 'layer'}: {problem}")
+            return
+        super()._load_from_state_dict(
+            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
+
+    def _why_not_load(self, state_dict: dict[str, Any], prefix: str, metadata: dict[str, Any]) -> str | None:
+        values, positions = state_dict.get(prefix + "values"), state_dict.get(prefix + "positions")
+        mine, theirs = self._identity(), metadata.get("dctps", self._identity())
+        if prefix + "weight" in state_dict:
+            return "the state holds a dense weight; load it before sparsify, or into a densified network"
+        if mine != theirs:
+            return f"the state belongs to a layer with {theirs}, this one has {mine}"
+        if values is not None and values.shape != self.values.shape:
+            return f"the state holds {values.numel()} values, this layer {self.nnz}; sparsify with the same density"
+        if positions is not None and positions.shape == self.positions.shape:
+            try:
+                Support(self.geometry.weight_shape, positions)
+            except ValueError as error:
+                return str(error)
+        return None
+
+
+def _choose_support(
+    shape: tuple[int, ...], density: float | None, nnz: int | None, support: Support | None, seed: int
+) -> Support:
+    size = math.prod(shape)
+    if size < 1:
+        raise ValueError(f"a weight of shape {shape} has no place for a trainable value")
+    if sum(given is not None for given in (density, nnz, support)) != 1:
+        raise ValueError("say how many weights train by exactly one of density=, nnz= and support=")
+    if support is not None:
+        if support.shape != shape:
+            raise ValueError(f"a support of shape {support.shape} cannot serve a weight of shape {shape}")
+        return support
+    return Support.sample(shape, budget(size, density) if density is not None else int(nnz or 0), seed)
+
+
+class DpsLinear(DpsLayer):
+    """y = (alpha D + S) x + bias: torch.nn.Linear with nnz trainable weights instead of out * in.
+
+    >>> layer = DpsLinear(784, 100, density=0.01)
+    >>> layer(torch.zeros(2, 784)).shape, layer.values.shape
+    (torch.Size([2, 100]), torch.Size([784]))
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        density: float | None = None,
+        nnz: int | None = None,
+        support: Support | None = None,
+        offset: OffsetLike = "dct",
+        alpha: float = 1.0,
+        train_alpha: bool = True,
+        seed: int = 0,
+        backend: str = AUTO,
+    ) -> None:
+        super().__init__()
+        self.in_features, self.out_features = in_features, out_features
+        self._build(
+            Geometry((out_features, in_features)),
+            bias=bias,
+            density=density,
+            nnz=nnz,
+            support=support,
+            offset=offset,
+            alpha=alpha,
+            train_alpha=train_alpha,
+            seed=seed,
+            backend=backend,
+            device=device,
+            dtype=dtype,
+        )
+
+    def forward(self, x: Tensor) -> Tensor:  # (..., in_features) -> (..., out_features)
+        if x.shape[-1:] != (self.in_features,):
+            raise ValueError(f"expected an input (..., {self.in_features}), not {tuple(x.shape)}")
+        y = self._multiply(x.reshape(-1, self.in_features), self.geometry)
+        return y.view(*x.shape[:-1], self.out_features)
+
+    def _arguments(self) -> str:
+        return f"{self.in_features} -> {self.out_features}"
+
+
+Size = int | Sequence[int]
+
+
+class DpsConv(DpsLayer):
+    """A convolution over `axes` axes with every argument of its torch namesake; see the subclasses."""
+
+    axes: int
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Size,
+        stride: Size = 1,
+        padding: Size | str = 0,
+        dilation: Size = 1,
+        groups: int = 1,
+        bias: bool = True,
+        padding_mode: str = "zeros",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        density: float | None = None,
+        nnz: int | None = None,
+        support: Support | None = None,
+        offset: OffsetLike = "dct",
+        alpha: float = 1.0,
+        train_alpha: bool = True,
+        seed: int = 0,
+        backend: str = AUTO,
+    ) -> None:
+        super().__init__()
+        self.in_channels, self.out_channels, self.groups = in_channels, out_channels, groups
+        self.kernel_size, self.stride, self.dilation = map(self._per_axis, (kernel_size, stride, dilation))
+        self.padding = padding if isinstance(padding, str) else self._per_axis(padding)
+        self.padding_mode = padding_mode
+        self._check_arguments()
+        self._build(
+            Geometry(
+                (out_channels, in_channels // groups, *self.kernel_size),
+                self.stride,
+                self._symmetric_padding(),
+                self.dilation,
+                groups,
+            ),
+            bias=bias,
+            density=density,
+            nnz=nnz,
+            support=support,
+            offset=offset,
+            alpha=alpha,
+            train_alpha=train_alpha,
+            seed=seed,
+            backend=backend,
+            device=device,
+            dtype=dtype,
+        )
+
+    def _per_axis(self, size: Size) -> tuple[int, ...]:
+        sizes = (size,) * self.axes if isinstance(size, int) else tuple(size)
+        if len(sizes) != self.axes:
+            raise ValueError(f"expected one number or {self.axes}, not {size}")
+        return sizes
+
+    def _check_arguments(self) -> None:
+        if self.groups < 1 or self.in_channels % self.groups or self.out_channels % self.groups:
+            channels = f"in_channels={self.in_channels} and out_channels={self.out_channels}"
+            raise ValueError(f"groups={self.groups} must divide {channels}")
+        if isinstance(self.padding, str):
+            lookup(dict.fromkeys(("same", "valid")), self.padding, "padding")
+            if self.padding == "same" and max(self.stride) > 1:
+                raise ValueError("padding='same' needs stride 1")
+        lookup(dict.fromkeys(("zeros", "reflect", "replicate", "circular")), self.padding_mode, "padding mode")
+
+    def _both_sides(self) -> list[int]:
+        """Padding left and right of each axis, last axis first, as F.pad wants it."""
+        if not isinstance(self.padding, str):
+            return [p for pad in reversed(self.padding) for p in (pad, pad)]
+        if self.padding == "valid":
+            return [0] * (2 * self.axes)
+        totals = [d * (k - 1) for d, k in zip(self.dilation, self.kernel_size, strict=True)]
+        return [side for total in reversed(totals) for side in (total // 2, total - total // 2)]
+
+    def _symmetric_padding(self) -> tuple[int, ...]:
+        """What the operator pads by itself: zeros, as many on both sides. Everything else is padded before."""
+        sides = self._both_sides()
+        left, right = sides[::2][::-1], sides[1::2][::-1]
+        return tuple(left) if self.padding_mode == "zeros" and left == right else (0,) * self.axes
+
+    def forward(self, x: Tensor) -> Tensor:  # (batch, in_channels, *spatial) or without the batch axis
+        if x.dim() not in (self.axes + 1, self.axes + 2) or x.shape[-self.axes - 1] != self.in_channels:
+            raise ValueError(
+                f"expected an input ([batch,] {self.in_channels}, *{self.axes} axes), not {tuple(x.shape)}"
+            )
+        batch = x if x.dim() == self.axes + 2 else x[None]
+        sides = self._both_sides()
+        if any(sides) and not any(self.geometry.padding):
+            mode = "constant" if self.padding_mode == "zeros" else self.padding_mode
+            batch = F.pad(batch, sides, mode=mode)
+        y = self._multiply(batch, self.geometry)
+        return y if x.dim() == self.axes + 2 else y[0]
+
+    def _arguments(self) -> str:
+        defaults = {"stride": (1,) * self.axes, "padding": (0,) * self.axes, "dilation": (1,) * self.axes, "groups": 1}
+        defaults["padding_mode"] = "zeros"
+        other = [f"{k}={getattr(self, k)}" for k, default in defaults.items() if getattr(self, k) != default]
+        return ", ".join([f"{self.in_channels} -> {self.out_channels}", f"kernel_size={self.kernel_size}", *other])
+
+
+class DpsConv1d(DpsConv):
+    """torch.nn.Conv1d with W = alpha D + S."""
+
+    axes = 1
+
+
+class DpsConv2d(DpsConv):
+    """torch.nn.Conv2d with W = alpha D + S.
+
+    >>> DpsConv2d(64, 128, 3, padding=1, bias=False, density=0.001)
+    DpsConv2d(64 -> 128, kernel_size=(3, 3), padding=(1, 1), bias=False, offset=dct, nnz=74, density=0.001, alpha=1)
+    """
+
+    axes = 2
+
+
+class DpsConv3d(DpsConv):
+    """torch.nn.Conv3d with W = alpha D + S."""
+
+    axes = 3

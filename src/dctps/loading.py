@@ -1,0 +1,154 @@
+"""Putting the contents of a file into a network: plain, sparse, or built under torch.device("meta")."""
+
+import os
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from dctps.checkpoint import CheckpointError, Contents, LayerEntry, read
+from dctps.convert import sparse_twin, swap
+from dctps.layers import AUTO, DpsLayer
+from dctps.offsets import offset_name
+from dctps.survey import LAYERS, state_keys
+
+
+def load(
+    path: str | os.PathLike[str],
+    model: nn.Module,
+    *,
+    backend: str = AUTO,
+    device: torch.device | str | None = None,
+) -> nn.Module:
+    """Load a file into a network of the same architecture, in place; returns it (for a bare layer: the new layer).
+
+    Plain layers become sparse ones; layers that are sparse already keep their Parameter objects. The model's own dtype
+    and device stay (meta tensors are made on `device`, by default the CPU). If anything does not fit, CheckpointError
+    says what, and the model is as it was.
+    """
+    contents = read(path)
+    target = torch.device(device or "cpu")
+    try:
+        modules = {entry.name: _module(model, entry) for entry in contents.entries}
+        _check_rest(model, contents)
+        new = {
+            id(modules[entry.name]): _new_layer(modules[entry.name], entry, contents, backend, target)
+            for entry in contents.entries
+            if not isinstance(modules[entry.name], DpsLayer)
+        }
+        rest = _rest_writers(model, contents, target)
+    except ValueError as error:
+        raise CheckpointError(f"{path} does not fit this network: {error}") from error
+    with torch.no_grad():
+        for entry in contents.entries:
+            _fill(new.get(id(modules[entry.name]), modules[entry.name]), entry, contents)
+        for write in rest:
+            write()
+    return swap(model, new, {})
+
+
+# --- what fits ------------------------------------------------------------------------------------------------------
+
+
+def _module(model: nn.Module, entry: LayerEntry) -> nn.Module:
+    """The layer that an entry speaks of; ValueError where there is none like it."""
+    try:
+        module = model.get_submodule(entry.name)
+    except AttributeError:
+        raise ValueError(f"it has no layer {entry.name!r}") from None
+    if isinstance(module, DpsLayer):
+        _check_sparse(module, entry)
+        return module
+    weight = module._parameters.get("weight") if type(module) in LAYERS else None
+    if weight is None:
+        raise ValueError(f"its {entry.name!r} is a {type(module).__name__}, not a linear layer or a convolution")
+    if tuple(weight.shape) != entry.shape:
+        raise ValueError(
+            f"its layer {entry.name!r} has a weight of shape {tuple(weight.shape)}, the file {entry.shape}"
+        )
+    return module
+
+
+def _check_sparse(layer: DpsLayer, entry: LayerEntry) -> None:
+    mine = layer.geometry.weight_shape, layer.nnz, offset_name(layer.offset)
+    theirs = entry.shape, entry.nnz, entry.offset
+    if mine != theirs:
+        raise ValueError(
+            f"its sparse layer {entry.name!r} has (shape, nnz, offset) {mine}, the file {theirs}; "
+            "load into the plain network instead"
+        )
+
+
+def _check_rest(model: nn.Module, contents: Contents) -> None:
+    """The state outside the entries has the same names and shapes on both sides."""
+    named = {entry.name for entry in contents.entries}
+    sparse = {name for name, layer in model.named_modules() if isinstance(layer, DpsLayer)}
+    if sparse - named:
+        raise ValueError(f"its layer {min(sparse - named)!r} is sparse, in the file it is not")
+    own = state_keys(model, map(model.get_submodule, named), ("weight", "values", "positions", "alpha"))
+    mine = {key: value for key, value in model.state_dict().items() if key not in own}
+    if mine.keys() != contents.rest.keys():
+        missing, extra = sorted(mine.keys() - contents.rest.keys()), sorted(contents.rest.keys() - mine.keys())
+        raise ValueError(f"missing in the file: {missing or 'nothing'}; missing in the network: {extra or 'nothing'}")
+    for key, tensor in contents.rest.items():
+        if tensor.shape != mine[key].shape:
+            raise ValueError(f"its {key!r} has shape {tuple(mine[key].shape)}, the file {tuple(tensor.shape)}")
+
+
+# --- writing into the model -----------------------------------------------------------------------------------------
+
+
+def _new_layer(
+    module: nn.Module, entry: LayerEntry, contents: Contents, backend: str, device: torch.device
+) -> DpsLayer:
+    options = {"offset": entry.offset, "train_alpha": entry.train_alpha, "backend": backend}
+    return sparse_twin(entry.name, module, contents.supports[entry.name], 0, options, device)
+
+
+def _fill(layer: nn.Module, entry: LayerEntry, contents: Contents) -> None:
+    assert isinstance(layer, DpsLayer)
+    layer.values.copy_(contents.values[entry.name])
+    layer.positions.copy_(contents.supports[entry.name].positions)
+    layer.seed = entry.seed
+    if layer.alpha is not None:
+        layer.alpha.copy_(contents.alphas[entry.name])
+    bias = contents.rest.get(f"{entry.name}.bias" if entry.name else "bias")
+    if bias is not None and layer.bias is not None:
+        layer.bias.copy_(bias)
+
+
+def _rest_writers(model: nn.Module, contents: Contents, device: torch.device) -> list[Callable[[], object]]:
+    """One action per remaining tensor: copy into a real one, or put a new one in the place of a meta one."""
+    made: dict[int, Tensor] = {}  # a tied tensor is made once
+    writers: list[Callable[[], object]] = []
+    homeless = []
+    converted = {entry.name for entry in contents.entries}
+    for name, module in model.named_modules():
+        for store in (module._parameters, module._buffers):
+            for key, old in store.items():
+                full = f"{name}.{key}" if name else key
+                if old is None or name in converted:
+                    continue
+                if full not in contents.rest:  # a buffer outside the state
+                    homeless += [full] if old.is_meta else []
+                elif not old.is_meta:
+                    writers.append(_copier(old, contents.rest[full]))
+                else:
+                    new = made.setdefault(id(old), _real(old, contents.rest[full], device))
+                    writers.append(_setter(store, key, new))
+    if homeless:
+        raise ValueError(f"{', '.join(homeless)} is on the meta device and no part of the state; give it real values")
+    return writers
+
+
+def _copier(old: Tensor, new: Tensor) -> Callable[[], object]:
+    return lambda: old.copy_(new)
+
+
+def _setter(store: dict[str, Tensor | None], key: str, new: Tensor) -> Callable[[], object]:
+    return lambda: store.__setitem__(key, new)
+
+
+def _real(old: Tensor, new: Tensor, device: torch.device) -> Tensor:
+    real = new.to(device, old.dtype, copy=True)
+    return nn.Parameter(real, requires_grad=old.requires_grad) if isinstance(old, nn.Parameter) else real

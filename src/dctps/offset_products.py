@@ -1,0 +1,211 @@
+"""D x and D' y for products and convolutions, without D: four ways, one of them fast for each layer.
+
+transform  linear and 1x1 layers: the fast transform along the channels.
+separable  D[k, (c, t)] = sum_r left[r, k, c] right[r, k, t]: pointwise convolutions, then depthwise ones, and a sum.
+           Where the pointwise matrix has low numerical rank it is applied as two thin factors.
+direct     patches so small, or groups so many, that the filters themselves are the shortest way.
+patches    the definition: every patch is laid out and transformed; for signs per position and users' own offsets.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from dctps.geometry import Geometry, convolve, convolve_adjoint
+from dctps.offsets import Offset, PatchOffset
+
+SCRATCH = 1 << 22  # elements of a temporary: a batch is worked through in slices that keep to it
+GAIN = 4  # the separable way must save this factor in multiplications to make up for its extra passes over memory
+
+
+def forward(x: Tensor, offset: Offset, geometry: Geometry) -> Tensor:
+    """D x: (batch, channels, *spatial) -> (batch, filters, *output)."""
+    run = WAYS[way(offset, geometry)][0]
+    return run(x, offset, geometry)
+
+
+def adjoint(y: Tensor, offset: Offset, geometry: Geometry, spatial: tuple[int, ...]) -> Tensor:
+    """D' y: (batch, filters, *output) -> (batch, channels, *spatial)."""
+    run = WAYS[way(offset, geometry)][1]
+    return run(y, offset, geometry, spatial)
+
+
+def way(offset: Offset, geometry: Geometry) -> str:
+    """Which way serves a layer: the one with the fewest multiplications per output."""
+    if geometry.taps == 1 and geometry.groups == 1:
+        return "transform"
+    if not isinstance(offset, PatchOffset) or not offset.separable:
+        return "patches"
+    cost = geometry.filters * geometry.group_channels * geometry.taps
+    separable = factors(offset, geometry.groups, torch.float32, torch.device("cpu")).numel()
+    return "separable" if GAIN * separable < cost else "direct"
+
+
+# --- transform ------------------------------------------------------------------------------------------------------
+
+
+def _transform_forward(x: Tensor, offset: Offset, geometry: Geometry) -> Tensor:
+    steps = (slice(None, None, step) for step in geometry.stride)
+    seen = geometry.padded(x)[(slice(None), slice(None), *steps)]
+    return offset.apply(seen.movedim(1, -1)).movedim(-1, 1)
+
+
+def _transform_adjoint(y: Tensor, offset: Offset, geometry: Geometry, spatial: tuple[int, ...]) -> Tensor:
+    part = offset.adjoint(y.movedim(1, -1)).movedim(-1, 1)
+    if not any(geometry.padding) and max(geometry.stride, default=1) == 1:
+        return part
+    padded = [s + 2 * p for s, p in zip(spatial, geometry.padding, strict=True)]
+    out = part.new_zeros(*part.shape[:2], *padded)
+    (window,) = geometry.windows(y.shape[2:])
+    out[(slice(None), slice(None), *window)] = part
+    return geometry.unpadded(out)
+
+
+# --- separable ------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Factors:
+    """Weights of the pointwise stages, first to last, and of the depthwise stage; filters and terms interleaved."""
+
+    pointwise: tuple[Tensor, ...]
+    depthwise: Tensor  # (m, R, *kernel)
+
+    def numel(self) -> int:
+        return sum(w.numel() for w in self.pointwise) + self.depthwise.numel()
+
+
+def _pointwise_geometry(weight: Tensor, geometry: Geometry) -> Geometry:
+    ones = (1,) * geometry.axes
+    return Geometry(tuple(weight.shape), ones, (0,) * geometry.axes, ones, geometry.groups)
+
+
+def _depthwise_geometry(weight: Tensor, geometry: Geometry) -> Geometry:
+    shape = tuple(weight.shape)
+    return Geometry(shape, geometry.stride, geometry.padding, geometry.dilation, geometry.filters)
+
+
+def _separable_forward(x: Tensor, offset: PatchOffset, geometry: Geometry) -> Tensor:
+    own = factors(offset, geometry.groups, x.dtype, x.device)
+
+    def run(part: Tensor) -> Tensor:
+        for weight in own.pointwise:
+            part = convolve(part, weight, None, _pointwise_geometry(weight, geometry))
+        return convolve(part, own.depthwise, None, _depthwise_geometry(own.depthwise, geometry))
+
+    return _in_slices(run, x, 2 * geometry.filters * math.prod(x.shape[2:]))
+
+
+def _separable_adjoint(y: Tensor, offset: PatchOffset, geometry: Geometry, spatial: tuple[int, ...]) -> Tensor:
+    own = factors(offset, geometry.groups, y.dtype, y.device)
+
+    def run(part: Tensor) -> Tensor:
+        part = convolve_adjoint(part, own.depthwise, _depthwise_geometry(own.depthwise, geometry), spatial)
+        for weight in reversed(own.pointwise):
+            part = convolve_adjoint(part, weight, _pointwise_geometry(weight, geometry), spatial)
+        return part
+
+    return _in_slices(run, y, 2 * geometry.filters * math.prod(spatial))
+
+
+@functools.lru_cache(maxsize=256)
+def factors(offset: PatchOffset, groups: int, dtype: torch.dtype, device: torch.device) -> Factors:
+    """The factors of an offset, computed in float64, cut and rounded to the precision of `dtype`."""
+    left, right = offset.factors()  # (R, m, c), (R, m, t)
+    kernel = offset.weight_shape[2:]
+    pointwise = left.transpose(0, 1).flatten(0, 1)  # row k R + r
+    stages = [pointwise] if groups > 1 else _thin(pointwise, torch.finfo(dtype).eps)
+    stages = [stage.view(*stage.shape, *(1 for _ in kernel)) for stage in stages]
+    depthwise = right.transpose(0, 1).reshape(len(right[0]), -1, *kernel)
+    return Factors(tuple(w.to(device, dtype).contiguous() for w in stages), depthwise.to(device, dtype).contiguous())
+
+
+def _thin(matrix: Tensor, precision: float) -> list[Tensor]:
+    """[V, U] with U V = matrix up to `precision` (relative to its norm) where that is shorter, else [matrix]."""
+    if min(matrix.shape) < 8:
+        return [matrix]
+    u, s, v = torch.linalg.svd(matrix, full_matrices=False)
+    rank = max(1, int((s > precision * s[0]).sum()))
+    if rank * sum(matrix.shape) >= matrix.numel():
+        return [matrix]
+    return [s[:rank, None] * v[:rank], u[:, :rank]]
+
+
+def _in_slices(run: Callable[[Tensor], Tensor], x: Tensor, scratch_per_image: int) -> Tensor:
+    """`run` over slices of the batch, so that its temporaries stay small."""
+    step = max(1, SCRATCH // max(1, scratch_per_image))
+    if len(x) <= step:
+        return run(x)
+    return torch.cat([run(part) for part in x.split(step)])
+
+
+# --- direct ---------------------------------------------------------------------------------------------------------
+
+
+def _direct_forward(x: Tensor, offset: PatchOffset, geometry: Geometry) -> Tensor:
+    return convolve(x, weight(offset, x.dtype, x.device), None, geometry)
+
+
+def _direct_adjoint(y: Tensor, offset: PatchOffset, geometry: Geometry, spatial: tuple[int, ...]) -> Tensor:
+    return convolve_adjoint(y, weight(offset, y.dtype, y.device), geometry, spatial)
+
+
+@functools.lru_cache(maxsize=64)
+def weight(offset: PatchOffset, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """D as a weight, shared between layers of one shape; not to be changed in place."""
+    return offset.matrix(torch.float64).to(device, dtype).view(offset.weight_shape)
+
+
+# --- patches --------------------------------------------------------------------------------------------------------
+
+
+def _patches_forward(x: Tensor, offset: Offset, geometry: Geometry) -> Tensor:
+    output = geometry.output_size(x.shape[2:])
+
+    def run(part: Tensor) -> Tensor:
+        padded = geometry.padded(part)
+        seen = [padded[(slice(None), slice(None), *window)] for window in geometry.windows(output)]
+        patch = torch.stack(seen, -1).movedim(1, -2)  # (b, *output, channels, taps)
+        patch = patch.unflatten(-2, (geometry.groups, -1)).flatten(-2)  # (b, *output, groups, n)
+        return _own_rows(offset.apply(patch), geometry).movedim(-1, 1)
+
+    return _in_slices(run, x, geometry.channels * geometry.taps * math.prod(output))
+
+
+def _patches_adjoint(y: Tensor, offset: Offset, geometry: Geometry, spatial: tuple[int, ...]) -> Tensor:
+    output = tuple(y.shape[2:])
+    padded = [s + 2 * p for s, p in zip(spatial, geometry.padding, strict=True)]
+
+    def run(part: Tensor) -> Tensor:
+        patch = offset.adjoint(_all_rows(part.movedim(1, -1), geometry))  # (b, *output, groups, n)
+        patch = patch.unflatten(-1, (-1, geometry.taps)).flatten(-3, -2).movedim(-2, 1)  # (b, channels, *output, taps)
+        out = part.new_zeros(len(part), geometry.channels, *padded)
+        for tap, window in enumerate(geometry.windows(output)):
+            out[(slice(None), slice(None), *window)] += patch[..., tap]
+        return geometry.unpadded(out)
+
+    return _in_slices(run, y, geometry.channels * geometry.taps * math.prod(output))
+
+
+def _own_rows(y: Tensor, geometry: Geometry) -> Tensor:  # (..., groups, m) -> (..., m)
+    """Of all filters applied to all groups, each filter on its own group."""
+    blocks: Tensor = y.unflatten(
+        -1, (geometry.groups, -1)
+    )  # (..., group of the input, group of the filter, m / groups)
+    return blocks.diagonal(dim1=-3, dim2=-2).transpose(-1, -2).flatten(-2)
+
+
+def _all_rows(y: Tensor, geometry: Geometry) -> Tensor:  # (..., m) -> (..., groups, m)
+    return torch.diag_embed(y.unflatten(-1, (geometry.groups, -1)).transpose(-1, -2), dim1=-3, dim2=-2).flatten(-2)
+
+
+WAYS: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor]]] = {
+    "transform": (_transform_forward, _transform_adjoint),
+    "separable": (_separable_forward, _separable_adjoint),
+    "direct": (_direct_forward, _direct_adjoint),
+    "patches": (_patches_forward, _patches_adjoint),
+}

@@ -1,0 +1,135 @@
+"""Where the trainable weights are: sorted flat positions in a weight's shape.
+
+Sampling must give the same support for the same seed on every platform and for ever, because a file may hold the
+seed instead of the positions. It therefore uses only the raw stream of numpy's PCG64, which numpy guarantees:
+
+    take the 64-bit words in turn, keep the low bits (as many as N - 1 has), skip numbers >= N and numbers seen
+    before; the first k that remain, sorted, are the sample.
+
+That is an exactly uniform k-subset, in O(k) memory: for k > N/2 the N - k positions to leave out are drawn instead.
+"""
+
+import dataclasses
+import hashlib
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+Int64 = npt.NDArray[np.int64]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Support:
+    """The positions of the trainable weights of one layer.
+
+    `positions` are flat indices into a row-major tensor of shape `shape`: sorted, distinct, int32 where they fit.
+
+    >>> Support.sample((4, 6), 5, seed=0).positions.tolist()
+    [1, 5, 12, 13, 14]
+    """
+
+    shape: tuple[int, ...]
+    positions: Tensor  # (nnz,)
+    seed: int | None = None  # set where the positions are `Support.sample(shape, nnz, seed)`
+
+    def __post_init__(self) -> None:
+        shape = tuple(int(size) for size in self.shape)
+        if min(shape, default=0) < 1:
+            raise ValueError(f"a support needs a shape with at least one weight, not {shape}")
+        object.__setattr__(self, "shape", shape)
+        object.__setattr__(self, "positions", _checked(torch.as_tensor(self.positions), shape))
+
+    @property
+    def nnz(self) -> int:
+        return len(self.positions)
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def density(self) -> float:
+        return self.nnz / self.size
+
+    def mask(self) -> Tensor:  # bool, of shape `shape`
+        """True at the positions."""
+        mask = torch.zeros(self.size, dtype=torch.bool, device=self.positions.device)
+        mask[self.positions.long()] = True
+        return mask.view(self.shape)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Support):
+            return NotImplemented
+        return self.shape == other.shape and torch.equal(self.positions.cpu(), other.positions.cpu())
+
+    def __repr__(self) -> str:
+        return f"Support(shape={self.shape}, nnz={self.nnz}, density={self.density:.3g})"
+
+    @classmethod
+    def sample(cls, shape: Sequence[int], nnz: int, seed: int = 0) -> "Support":
+        """`nnz` positions, uniformly without replacement; the same for the same seed on every platform."""
+        size = math.prod(shape)
+        if not 0 <= nnz <= size:
+            raise ValueError(f"cannot place {nnz} weights in a shape {tuple(shape)} of {size}")
+        return cls(tuple(shape), torch.from_numpy(sample(size, nnz, seed)), seed)
+
+    @classmethod
+    def from_mask(cls, mask: Tensor) -> "Support":
+        """The positions at which a boolean tensor is true."""
+        if mask.dtype != torch.bool:
+            raise ValueError(f"a mask is a boolean tensor, not {mask.dtype}; compare it first, as in mask != 0")
+        return cls(tuple(mask.shape), mask.flatten().nonzero().flatten())
+
+
+def _checked(positions: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """`positions` in the narrowest index type, or an error that says what is wrong with them."""
+    size = math.prod(shape)
+    if positions.dim() != 1 or positions.is_floating_point() or positions.dtype == torch.bool:
+        raise ValueError(f"positions must be a 1-D integer tensor, not {positions.dim()}-D {positions.dtype}")
+    if len(positions) and not (int(positions.min()) >= 0 and int(positions.max()) < size):
+        bad = positions[(positions < 0) | (positions >= size)][0]
+        raise ValueError(f"position {int(bad)} is out of range: shape {shape} has positions 0 to {size - 1}")
+    steps = positions[1:].long() - positions[:-1].long()
+    if bool((steps < 0).any()):
+        raise ValueError("positions must be sorted; sort them first")
+    if bool((steps == 0).any()):
+        raise ValueError(f"position {int(positions[1:][steps == 0][0])} is repeated; positions must be distinct")
+    return positions.to(index_dtype(size)).contiguous()
+
+
+def index_dtype(size: int) -> torch.dtype:
+    """int32 where positions in a tensor of `size` elements fit, else int64."""
+    return torch.int32 if size <= 2**31 else torch.int64
+
+
+def sample(size: int, count: int, seed: int) -> Int64:
+    """A uniform `count`-subset of range(size), sorted; the definition is at the top of this file."""
+    if seed < 0:
+        raise ValueError(f"a seed is a non-negative integer, not {seed}")
+    if count > size - count:
+        keep = np.ones(size, dtype=bool)
+        keep[sample(size, size - count, seed)] = False
+        return np.flatnonzero(keep).astype(np.int64)
+    stream, span = np.random.PCG64(seed), 1 << (size - 1).bit_length()
+    drawn = np.empty(0, dtype=np.int64)
+    while len(drawn) < count:  # a word is new and in range with probability (size - len(drawn)) / span >= 1/4
+        missing = count - len(drawn)
+        words = stream.random_raw(missing * span // (size - len(drawn)) + 16) & np.uint64(span - 1)
+        words = words.astype(np.int64)
+        drawn = _distinct(np.concatenate([drawn, words[words < size]]))
+    return np.sort(drawn[:count])
+
+
+def _distinct(drawn: Int64) -> Int64:
+    """Without repetitions, in order of first appearance."""
+    _, first = np.unique(drawn, return_index=True)
+    return drawn[np.sort(first)]
+
+
+def derive_seed(seed: int, name: str) -> int:
+    """A seed of its own for the part called `name` of something seeded with `seed` (32 bits of a SHA-256)."""
+    return int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:4], "big")
