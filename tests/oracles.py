@@ -52,7 +52,7 @@ def offset_weight(recipe: TransformOffset, shape: tuple[int, ...], rows: Tensor,
 
 def convolution(x: Tensor, weight: Tensor, stride: tuple, padding: tuple, dilation: tuple, groups: int) -> Tensor:
     """Patch by patch, differentiable: x (batch, channels, *spatial), weight (filters, channels / groups, *kernel)."""
-    filters, channels, *kernel = weight.shape
+    filters, _, *kernel = weight.shape
     for axis, pad in enumerate(padding):
         zeros = list(x.shape)
         zeros[axis + 2] = pad

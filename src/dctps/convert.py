@@ -156,7 +156,9 @@ def sparse_twin(
 def _plain(layer: DpsLayer) -> nn.Module:
     kind = next(torch_type for torch_type, ours in LAYERS.items() if ours is type(layer))
     arguments = _arguments(layer)
-    new: nn.Module = nn.utils.skip_init(kind, **arguments, bias=layer.bias is not None, dtype=layer.values.dtype, device="meta")
+    new: nn.Module = nn.utils.skip_init(
+        kind, **arguments, bias=layer.bias is not None, dtype=layer.values.dtype, device="meta"
+    )
     new.weight = nn.Parameter(layer.dense_weight().detach(), requires_grad=layer.values.requires_grad)
     return _take_over(new, layer)
 

@@ -47,6 +47,17 @@ class Geometry:
     def axes(self) -> int:
         return len(self.kernel)
 
+    def pack(self) -> list[int]:
+        """As a list of integers, which an operator of torch.library can take."""
+        return [self.groups, *self.weight_shape, *self.stride, *self.padding, *self.dilation]
+
+    @classmethod
+    def unpack(cls, numbers: Sequence[int]) -> "Geometry":
+        groups, filters, channels, *rest = numbers
+        axes = len(rest) // 4
+        kernel, stride, padding, dilation = (tuple(rest[i * axes : (i + 1) * axes]) for i in range(4))
+        return cls((filters, channels, *kernel), stride, padding, dilation, groups)
+
     def output_size(self, spatial: Sequence[int]) -> tuple[int, ...]:
         """Spatial size of the output for an input of spatial size `spatial`."""
         per_axis = zip(spatial, self.kernel, self.stride, self.padding, self.dilation, strict=True)

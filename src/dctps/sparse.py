@@ -31,7 +31,7 @@ def forward(x: Tensor, values: Tensor, positions: Tensor, geometry: Geometry) ->
     for tap, window in _taps(positions, geometry, output):
         seen = source[window].index_select(0, tap.channels).flatten(1)
         part = product(tap.matrix(values), seen)
-        out.index_add_(0, tap.filters, part.view(-1, *out.shape[1:]))
+        out.index_add_(0, tap.filters, part.view(len(tap.filters), *out.shape[1:]))
     return out.transpose(0, 1)
 
 
@@ -43,7 +43,7 @@ def adjoint(y: Tensor, values: Tensor, positions: Tensor, geometry: Geometry, sp
     for tap, window in _taps(positions, geometry, y.shape[2:]):
         seen = source.index_select(0, tap.filters)
         part = product(tap.matrix(values).transposed(), seen.flatten(1))
-        out[window].index_add_(0, tap.channels, part.view(-1, *seen.shape[1:]))
+        out[window].index_add_(0, tap.channels, part.view(len(tap.channels), *seen.shape[1:]))
     return geometry.unpadded(out.transpose(0, 1))
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from torch import nn
+from torch.nn.utils.parametrize import ParametrizationList
 
 from dctps.layers import DpsConv1d, DpsConv2d, DpsConv3d, DpsLayer, DpsLinear
 
@@ -51,7 +52,7 @@ def _weighted(model: nn.Module) -> Iterator[tuple[str, nn.Module, str | None]]:
     read_directly = {id(m.out_proj) for m in model.modules() if isinstance(m, nn.MultiheadAttention)}
     for name, module in model.named_modules():
         matrices = [p for p in module.parameters(recurse=False) if nn.parameter.is_lazy(p) or p.dim() >= 2]
-        if isinstance(module, DpsLayer) or not (matrices or type(module) in LAYERS):
+        if isinstance(module, DpsLayer | ParametrizationList) or not (matrices or isinstance(module, tuple(LAYERS))):
             continue
         if id(module) in read_directly:
             yield name, module, "the output projection that torch's attention reads directly"
@@ -60,11 +61,11 @@ def _weighted(model: nn.Module) -> Iterator[tuple[str, nn.Module, str | None]]:
 
 
 def _why_not(name: str, module: nn.Module, owners: dict[int, list[str]]) -> str | None:
-    if type(module) not in LAYERS:
-        return _why_not_type(module)
     weight = module._parameters.get("weight")
-    if weight is None:
+    if isinstance(module, tuple(LAYERS)) and weight is None:
         return "its weight is computed from other parameters (weight norm, spectral norm or a pruning hook)"
+    if weight is None or type(module) not in LAYERS:
+        return _why_not_type(module)
     if len(owners[id(weight)]) > 1:
         return f"its weight is tied: {' = '.join(owners[id(weight)])}"
     return None if weight.requires_grad else "frozen (requires_grad is False)"
