@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save as serialize
 from torch import Tensor, nn
 
 from dctps.coding import coded_length, decode, encode
@@ -122,7 +122,8 @@ def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
     }
     text = json.dumps(manifest, separators=(",", ":"))
     metadata = {"dctps": text, "digest": _digest(text, tensors)}
-    write_atomically(path, lambda temporary: save_file(tensors, temporary, metadata))
+    content = serialize(tensors, metadata)  # not save_file, whose own temporary file would outlive a kill
+    write_atomically(path, lambda temporary: temporary.write_bytes(content))
 
 
 def _entry(name: str, layer: DpsLayer) -> LayerEntry:
