@@ -51,11 +51,11 @@ def way(offset: Offset, geometry: Geometry) -> str:
 def _transform_forward(x: Tensor, offset: Offset, geometry: Geometry) -> Tensor:
     steps = (slice(None, None, step) for step in geometry.stride)
     seen = geometry.padded(x)[(slice(None), slice(None), *steps)]
-    return offset.apply(seen.movedim(1, -1)).movedim(-1, 1)
+    return offset.apply(_pixels_first(seen).movedim(1, -1)).movedim(-1, 1)
 
 
 def _transform_adjoint(y: Tensor, offset: Offset, geometry: Geometry, spatial: tuple[int, ...]) -> Tensor:
-    part = offset.adjoint(y.movedim(1, -1)).movedim(-1, 1)
+    part = offset.adjoint(_pixels_first(y).movedim(1, -1)).movedim(-1, 1)
     if not any(geometry.padding) and max(geometry.stride, default=1) == 1:
         return part
     padded = [s + 2 * p for s, p in zip(spatial, geometry.padding, strict=True)]
@@ -70,23 +70,28 @@ def _transform_adjoint(y: Tensor, offset: Offset, geometry: Geometry, spatial: t
 
 @dataclasses.dataclass(frozen=True)
 class Factors:
-    """Weights of the pointwise stages, first to last, and of the depthwise stage; filters and terms interleaved."""
+    """Weights of the pointwise stages, first to last, and of the depthwise stage.
+
+    The planes between the stages are ordered (group, term r, filter of the group): the terms are summed by halves,
+    and the depthwise stage has one plane in and one out per group, which libraries have fast kernels for.
+    """
 
     pointwise: tuple[Tensor, ...]
-    depthwise: Tensor  # (m, R, *kernel)
+    depthwise: Tensor  # (R m, 1, *kernel)
+    terms: int  # R
 
     def numel(self) -> int:
         return sum(w.numel() for w in self.pointwise) + self.depthwise.numel()
 
 
-def _pointwise_geometry(weight: Tensor, geometry: Geometry) -> Geometry:
+def _stage(weight: Tensor, geometry: Geometry) -> Geometry:
+    """The geometry of a pointwise stage."""
     ones = (1,) * geometry.axes
     return Geometry(tuple(weight.shape), ones, (0,) * geometry.axes, ones, geometry.groups)
 
 
-def _depthwise_geometry(weight: Tensor, geometry: Geometry) -> Geometry:
-    shape = tuple(weight.shape)
-    return Geometry(shape, geometry.stride, geometry.padding, geometry.dilation, geometry.filters)
+def _last_stage(weight: Tensor, geometry: Geometry) -> Geometry:
+    return dataclasses.replace(geometry, weight_shape=tuple(weight.shape), groups=len(weight))
 
 
 def _separable_forward(x: Tensor, offset: PatchOffset, geometry: Geometry) -> Tensor:
@@ -94,34 +99,54 @@ def _separable_forward(x: Tensor, offset: PatchOffset, geometry: Geometry) -> Te
 
     def run(part: Tensor) -> Tensor:
         for weight in own.pointwise:
-            part = convolve(part, weight, None, _pointwise_geometry(weight, geometry))
-        return convolve(part, own.depthwise, None, _depthwise_geometry(own.depthwise, geometry))
+            part = convolve(part, weight, None, _stage(weight, geometry))
+        part = convolve(part, own.depthwise, None, _last_stage(own.depthwise, geometry))
+        return _sum_terms(part, own.terms, geometry.groups)
 
-    return _in_slices(run, x, 2 * geometry.filters * math.prod(x.shape[2:]))
+    return _in_slices(run, _pixels_first(x), own.terms * geometry.filters * math.prod(x.shape[2:]))
 
 
 def _separable_adjoint(y: Tensor, offset: PatchOffset, geometry: Geometry, spatial: tuple[int, ...]) -> Tensor:
     own = factors(offset, geometry.groups, y.dtype, y.device)
 
     def run(part: Tensor) -> Tensor:
-        part = convolve_adjoint(part, own.depthwise, _depthwise_geometry(own.depthwise, geometry), spatial)
+        part = _pixels_first(_repeat_terms(part, own.terms, geometry.groups))
+        part = convolve_adjoint(part, own.depthwise, _last_stage(own.depthwise, geometry), spatial)
         for weight in reversed(own.pointwise):
-            part = convolve_adjoint(part, weight, _pointwise_geometry(weight, geometry), spatial)
+            part = convolve_adjoint(part, weight, _stage(weight, geometry), spatial)
         return part
 
-    return _in_slices(run, y, 2 * geometry.filters * math.prod(spatial))
+    return _in_slices(run, _pixels_first(y), own.terms * geometry.filters * math.prod(spatial))
+
+
+def _pixels_first(x: Tensor) -> Tensor:
+    """Channels fastest in memory, where torch has that layout: pointwise and depthwise stages are fastest in it."""
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    return x.contiguous(memory_format=formats.get(x.dim(), torch.contiguous_format))
+
+
+def _sum_terms(planes: Tensor, terms: int, groups: int) -> Tensor:  # (b, G R m/G, ...) -> (b, m, ...)
+    if terms == 1:
+        return planes
+    grouped: Tensor = planes.unflatten(1, (groups, terms, -1))
+    return (grouped[:, :, 0] + grouped[:, :, 1]).flatten(1, 2)
+
+
+def _repeat_terms(y: Tensor, terms: int, groups: int) -> Tensor:  # (b, m, ...) -> (b, G R m/G, ...)
+    grouped: Tensor = y.unflatten(1, (groups, 1, -1))
+    return grouped.expand(-1, -1, terms, *(-1 for _ in y.shape[1:])).flatten(1, 3)
 
 
 @functools.lru_cache(maxsize=256)
 def factors(offset: PatchOffset, groups: int, dtype: torch.dtype, device: torch.device) -> Factors:
     """The factors of an offset, computed in float64, cut and rounded to the precision of `dtype`."""
-    left, right = offset.factors()  # (R, m, c), (R, m, t)
+    left, right = (f.unflatten(1, (groups, -1)).transpose(0, 1) for f in offset.factors())  # (G, R, m/G, c or t)
     kernel = offset.weight_shape[2:]
-    pointwise = left.transpose(0, 1).flatten(0, 1)  # row k R + r
+    pointwise = left.flatten(0, 2)
     stages = [pointwise] if groups > 1 else _thin(pointwise, torch.finfo(dtype).eps)
-    stages = [stage.view(*stage.shape, *(1 for _ in kernel)) for stage in stages]
-    depthwise = right.transpose(0, 1).reshape(len(right[0]), -1, *kernel)
-    return Factors(tuple(w.to(device, dtype).contiguous() for w in stages), depthwise.to(device, dtype).contiguous())
+    stages = [_pixels_first(stage[(...,) + (None,) * len(kernel)].to(device, dtype)) for stage in stages]
+    depthwise = right.reshape(-1, 1, *kernel).to(device, dtype)
+    return Factors(tuple(stages), depthwise, left.shape[1])
 
 
 def _thin(matrix: Tensor, precision: float) -> list[Tensor]:

@@ -97,7 +97,15 @@ def multiply(
         y = sparse.forward(source, values.to(work), positions, g)
         if alpha is not None:
             y = y.add_(offset_products.forward(source, _offset(offset, g.weight_shape), g) * alpha.to(work))
-    return y.to(x.dtype).contiguous()
+    return y.to(x.dtype).contiguous(memory_format=_layout(x))
+
+
+def _layout(x: Tensor) -> torch.memory_format:
+    """Channels-last for channels-last input, else contiguous: results lie in memory as their source does."""
+    for dims, layout in ((4, torch.channels_last), (5, torch.channels_last_3d)):
+        if x.dim() == dims and x.is_contiguous(memory_format=layout) and not x.is_contiguous():
+            return layout
+    return torch.contiguous_format
 
 
 def _work_dtype(x: Tensor) -> torch.dtype:
@@ -107,7 +115,8 @@ def _work_dtype(x: Tensor) -> torch.dtype:
 @multiply.register_fake
 def _(x: Tensor, values: Tensor, positions: Tensor, alpha: Tensor | None, offset: str, geometry: list[int]) -> Tensor:
     g = Geometry.unpack(geometry)
-    return x.new_empty(x.shape[0], g.filters, *g.output_size(x.shape[2:]))
+    y = x.new_empty(x.shape[0], g.filters, *g.output_size(x.shape[2:]))
+    return y.contiguous(memory_format=_layout(x))
 
 
 @torch.library.custom_op("dctps::multiply_backward", mutates_args=())
@@ -135,7 +144,8 @@ def multiply_backward(
             back = offset_products.adjoint(upstream, _offset(offset, g.weight_shape), g, spatial)
             alpha_grad = torch.sum(source * back).to(alpha.dtype)
             x_grad = x_grad.add_(back * alpha.to(work)) if needs_x else x_grad
-    return x_grad.to(x.dtype).contiguous(), values_grad, alpha_grad
+    x_grad = x_grad.to(x.dtype).contiguous(memory_format=_layout(x)) if needs_x else x_grad
+    return x_grad, values_grad, alpha_grad
 
 
 @multiply_backward.register_fake
@@ -149,7 +159,7 @@ def _(
     geometry: list[int],
     needs: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    x_grad = x.new_empty(x.shape if needs[0] else 0)
+    x_grad = torch.empty_like(x, memory_format=_layout(x)) if needs[0] else x.new_empty(0)
     with_alpha = alpha is not None and (needs[0] or needs[2])
     return x_grad, values.new_empty(values.shape if needs[1] else 0), values.new_empty(() if with_alpha else 0)
 

@@ -7,10 +7,11 @@ Weights and their gradients cost O(nnz) memory; no dense weight, mask or gradien
 Each product has two ways: torch's CSR kernels where the device has them, else gather and scatter.
 """
 
+import collections
 import dataclasses
 import functools
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -26,125 +27,164 @@ SCRATCH = 1 << 22  # elements of the temporaries that gather and scatter may use
 def forward(x: Tensor, values: Tensor, positions: Tensor, geometry: Geometry) -> Tensor:
     """S x: (batch, channels, *spatial) -> (batch, filters, *output)."""
     output = geometry.output_size(x.shape[2:])
-    source = geometry.padded(x).transpose(0, 1)  # (channels, batch, *padded)
     out = x.new_zeros(geometry.filters, len(x), *output)
-    for tap, window in _taps(positions, geometry, output):
+    source = _channels_first(geometry.padded(x))
+    for tap, window in _windows(positions, geometry, output):
         seen = source[window].index_select(0, tap.channels).flatten(1)
-        part = product(tap.matrix(values), seen)
+        part = product(tap.pattern, values[tap.entries], seen)
         out.index_add_(0, tap.filters, part.view(len(tap.filters), *out.shape[1:]))
     return out.transpose(0, 1)
 
 
 def adjoint(y: Tensor, values: Tensor, positions: Tensor, geometry: Geometry, spatial: tuple[int, ...]) -> Tensor:
     """S' y: (batch, filters, *output) -> (batch, channels, *spatial)."""
-    source = y.transpose(0, 1)
     padded = [s + 2 * p for s, p in zip(spatial, geometry.padding, strict=True)]
     out = y.new_zeros(geometry.channels, len(y), *padded)
-    for tap, window in _taps(positions, geometry, y.shape[2:]):
+    source = _channels_first(y)
+    for tap, window in _windows(positions, geometry, y.shape[2:]):
         seen = source.index_select(0, tap.filters)
-        part = product(tap.matrix(values).transposed(), seen.flatten(1))
+        part = product(tap.transposed, values[tap.transposed_entries], seen.flatten(1))
         out[window].index_add_(0, tap.channels, part.view(len(tap.channels), *seen.shape[1:]))
     return geometry.unpadded(out.transpose(0, 1))
 
 
 def sampled_gradient(y: Tensor, x: Tensor, positions: Tensor, geometry: Geometry) -> Tensor:
     """dL/dvalues: the entries at `positions` of the weight gradient, for a gradient y of the output and an input x."""
-    source, grads = geometry.padded(x).transpose(0, 1), y.transpose(0, 1)
+    source, grads = _channels_first(geometry.padded(x)), _channels_first(y)
     out = y.new_zeros(len(positions))
-    for tap, window in _taps(positions, geometry, y.shape[2:]):
+    for tap, window in _windows(positions, geometry, y.shape[2:]):
         seen = source[window].index_select(0, tap.channels).flatten(1)
         written = grads.index_select(0, tap.filters).flatten(1)
-        out[tap.entries] = sampled(tap.matrix(out), written, seen)
+        out[tap.entries] = sampled(tap.pattern, written, seen)
     return out
 
 
+def _channels_first(x: Tensor) -> Tensor:  # (batch, channels, ...) -> (channels, batch, ...)
+    return x.transpose(0, 1).contiguous()
+
+
+# --- the plan: S kernel position by kernel position -----------------------------------------------------------------
+
+
 @dataclasses.dataclass(frozen=True)
-class Coo:
-    """A sparse matrix by coordinates, sorted by row."""
+class Pattern:
+    """The places of a sparse matrix, sorted by row: coordinates, and where each row starts."""
 
     rows: Tensor
     cols: Tensor
-    values: Tensor
+    starts: Tensor
     shape: tuple[int, int]
 
-    def csr(self) -> Tensor:
-        starts = torch.searchsorted(self.rows, torch.arange(self.shape[0] + 1, device=self.rows.device))
-        return _csr(starts, self.cols, self.values, self.shape)
+    @classmethod
+    def of(cls, rows: Tensor, cols: Tensor, shape: tuple[int, int]) -> "Pattern":
+        starts = torch.searchsorted(rows, torch.arange(shape[0] + 1, device=rows.device))
+        return cls(rows, cols, starts, shape)
 
-    def transposed(self) -> "Coo":
-        order = torch.argsort(self.cols, stable=True)
-        return Coo(self.cols[order], self.rows[order], self.values[order], (self.shape[1], self.shape[0]))
+    def csr(self, values: Tensor) -> Tensor:
+        # the invariants hold by construction: a support is sorted, distinct and in range
+        return torch.sparse_csr_tensor(self.starts, self.cols, values, self.shape, check_invariants=False)
 
 
 @dataclasses.dataclass(frozen=True)
 class Tap:
     """The part S_t of S at one kernel position, on the channels and filters that it uses."""
 
-    entries: Tensor  # (nnz_t,) which of the values
+    index: int  # t
     filters: Tensor  # the filters in use, ascending; likewise channels
     channels: Tensor
-    rows: Tensor  # (nnz_t,) index into `filters`; likewise cols
-    cols: Tensor
+    pattern: Pattern  # over (filters, channels)
+    entries: Tensor  # (nnz_t,) which of the values; in the order of the pattern
+    transposed: Pattern  # over (channels, filters)
+    transposed_entries: Tensor
 
-    def matrix(self, values: Tensor) -> Coo:
-        return Coo(self.rows, self.cols, values[self.entries], (len(self.filters), len(self.channels)))
 
-
-def _taps(positions: Tensor, geometry: Geometry, output: tuple[int, ...]) -> Iterator[tuple[Tap, tuple[slice, ...]]]:
+def _windows(positions: Tensor, geometry: Geometry, output: Sequence[int]) -> Iterator[tuple[Tap, tuple[slice, ...]]]:
     """The non-empty taps, each with the window of the padded input that it sees."""
-    flat = positions.long()
-    filters, inner = flat // (geometry.group_channels * geometry.taps), flat % (geometry.group_channels * geometry.taps)
+    windows = list(geometry.windows(output))
+    for tap in plan(positions, geometry):
+        yield tap, (slice(None), slice(None), *windows[tap.index])
+
+
+def _build_plan(positions: Tensor, geometry: Geometry) -> list[Tap]:
+    flat, patch = positions.long(), geometry.group_channels * geometry.taps
+    filters, inner = flat // patch, flat % patch
     group = filters // (geometry.filters // geometry.groups)
     channels = group * geometry.group_channels + inner // geometry.taps
-    for index, window in enumerate(geometry.windows(output)):
+    taps = []
+    for index in range(geometry.taps):
         entries = (inner % geometry.taps == index).nonzero().flatten()
         if len(entries):
-            used_filters, rows = torch.unique(filters[entries], return_inverse=True)
-            used_channels, cols = torch.unique(channels[entries], return_inverse=True)
-            yield Tap(entries, used_filters, used_channels, rows, cols), (slice(None), slice(None), *window)
+            taps.append(_tap(index, entries, filters[entries], channels[entries]))
+    return taps
+
+
+def _tap(index: int, entries: Tensor, filters: Tensor, channels: Tensor) -> Tap:
+    used_filters, rows = torch.unique(filters, return_inverse=True)
+    used_channels, cols = torch.unique(channels, return_inverse=True)
+    shape = len(used_filters), len(used_channels)
+    order = torch.argsort(cols, stable=True)
+    transposed = Pattern.of(cols[order], rows[order], shape[::-1])
+    return Tap(index, used_filters, used_channels, Pattern.of(rows, cols, shape), entries, transposed, entries[order])
+
+
+_plans: collections.OrderedDict[tuple[object, ...], tuple[Tensor, list[Tap]]] = collections.OrderedDict()
+PLANNED = 1 << 22  # positions whose plans are kept, at about 60 bytes each
+
+
+def plan(positions: Tensor, geometry: Geometry) -> list[Tap]:
+    """The taps of S, kept between calls.
+
+    A plan is found by where the positions lie in memory and used only if they are still the same numbers, so moving,
+    copying, loading or rewiring a layer can never meet a stale one.
+    """
+    key = (positions.data_ptr(), positions.device, len(positions), geometry.weight_shape, geometry.groups)
+    known = _plans.get(key)
+    if known is not None and torch.equal(known[0], positions):
+        _plans.move_to_end(key)
+        return known[1]
+    taps = _build_plan(positions, geometry)
+    _plans[key] = positions.clone(), taps
+    while len(_plans) > 1 and sum(len(kept) for kept, _ in _plans.values()) > PLANNED:
+        _plans.popitem(last=False)
+    return taps
 
 
 # --- the two products, each in two ways -----------------------------------------------------------------------------
 
 
-def product(matrix: Coo, x: Tensor) -> Tensor:  # (rows, cols) @ (cols, L) -> (rows, L)
-    """S x for a sparse S."""
+def product(pattern: Pattern, values: Tensor, x: Tensor) -> Tensor:  # (rows, cols) @ (cols, L) -> (rows, L)
+    """S x for the sparse S with these values."""
     if csr_works(x.device.type, x.dtype):
-        result: Tensor = matrix.csr() @ x
+        result: Tensor = pattern.csr(values) @ x
         return result
-    out = x.new_zeros(matrix.shape[0], x.shape[1])
-    for part in _chunks(matrix, x.shape[1]):
-        out.index_add_(0, matrix.rows[part], x.index_select(0, matrix.cols[part]) * matrix.values[part, None])
+    out = x.new_zeros(pattern.shape[0], x.shape[1])
+    for part in _chunks(pattern, x.shape[1]):
+        out.index_add_(0, pattern.rows[part], x.index_select(0, pattern.cols[part]) * values[part, None])
     return out
 
 
-def sampled(matrix: Coo, y: Tensor, x: Tensor) -> Tensor:  # (rows, L), (cols, L) -> (nnz,)
-    """The entries of y x' at the places of the matrix, in the order of its values."""
+def sampled(pattern: Pattern, y: Tensor, x: Tensor) -> Tensor:  # (rows, L), (cols, L) -> (nnz,)
+    """The entries of y x' at the places of the pattern."""
     if csr_works(x.device.type, x.dtype):
-        entries: Tensor = torch.sparse.sampled_addmm(matrix.csr(), y, x.T, beta=0.0)
+        places = pattern.csr(y.new_zeros(len(pattern.rows)))
+        entries: Tensor = torch.sparse.sampled_addmm(places, y, x.T, beta=0.0)
         return entries.values()
-    parts = [y[matrix.rows[p]].mul_(x[matrix.cols[p]]).sum(1) for p in _chunks(matrix, x.shape[1])]
+    parts = [y[pattern.rows[p]].mul_(x[pattern.cols[p]]).sum(1) for p in _chunks(pattern, x.shape[1])]
     return torch.cat([y.new_empty(0), *parts])
 
 
-def _chunks(matrix: Coo, width: int) -> Iterator[slice]:
+def _chunks(pattern: Pattern, width: int) -> Iterator[slice]:
     step = max(1, SCRATCH // max(1, width))
-    return (slice(i, i + step) for i in range(0, len(matrix.rows), step))
+    return (slice(i, i + step) for i in range(0, len(pattern.rows), step))
 
 
 @functools.cache
 def csr_works(device: str, dtype: torch.dtype) -> bool:
     """Whether this build of torch multiplies CSR matrices there (a CPU build without MKL does not)."""
     try:
-        index = torch.arange(2, device=device)
-        one = _csr(index, index[:1], torch.ones(1, dtype=dtype, device=device), (1, 1))
-        dense = torch.ones(1, 1, dtype=dtype, device=device)
-        torch.sparse.sampled_addmm(one, one @ dense, dense, beta=0.0)
+        zero, one = torch.zeros(1, dtype=torch.int64, device=device), torch.ones(1, 1, dtype=dtype, device=device)
+        places = Pattern.of(zero, zero, (1, 1))
+        torch.sparse.sampled_addmm(places.csr(one[0]), places.csr(one[0]) @ one, one, beta=0.0)
     except (RuntimeError, NotImplementedError):
         return False
     return True
-
-
-def _csr(starts: Tensor, cols: Tensor, values: Tensor, shape: tuple[int, int]) -> Tensor:
-    # the invariants hold by construction: a support is sorted, distinct and in range
-    return torch.sparse_csr_tensor(starts, cols, values, shape, check_invariants=False)
