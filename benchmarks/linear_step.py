@@ -67,12 +67,15 @@ def main() -> None:
     torch.set_flush_denormal(True)
     rows = []
     for size in options.sizes:
-        sparse = median_ms(step(dctps.DpsLinear(size, size, density=options.density), options.batch, size), options.repeats)
+        layer = dctps.DpsLinear(size, size, density=options.density)
+        sparse = median_ms(step(layer, options.batch, size), options.repeats)
         dense = median_ms(step(nn.Linear(size, size), options.batch, size), options.repeats)
         gc.collect()
-        nnz = dctps.DpsLinear(size, size, density=options.density).nnz
-        rows.append([size, options.batch, options.density, nnz, round(dense, 2), round(sparse, 2), round(dense / sparse, 1)])
-        print(f"{size:>6} x {size:<6} nnz {nnz:>6}: dense {dense:9.2f} ms, sparse {sparse:7.2f} ms, {dense / sparse:6.1f}x")
+        ratio = dense / sparse
+        rows.append([size, options.batch, options.density, layer.nnz, *(round(n, 2) for n in (dense, sparse, ratio))])
+        print(
+            f"{size:>6} x {size:<6} nnz {layer.nnz:>6}: dense {dense:9.2f} ms, sparse {sparse:7.2f} ms, {ratio:6.1f}x"
+        )
     name = f"bench-linear-step-{cpu().replace(' ', '_')}-torch{torch.__version__.split('+')[0]}.csv"
     path = Path(__file__).parents[1] / "results" / name
     with path.open("w", newline="") as file:

@@ -375,6 +375,7 @@ KILL = """
 """
 
 
+@pytest.mark.process
 def test_kill_9_during_save_leaves_a_whole_file(path):
     run = subprocess.run([sys.executable, "-c", textwrap.dedent(KILL), str(path)], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr

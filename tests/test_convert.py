@@ -278,6 +278,7 @@ HUGE = """
 """
 
 
+@pytest.mark.process
 def test_a_layer_of_four_billion_weights_fits_a_laptop():
     """Built from meta, trained, saved and loaded below 1.5 GB; the dense weight alone would take 17 GB."""
     command = [sys.executable, "-c", textwrap.dedent(HUGE)]

@@ -3,6 +3,7 @@
 import copy
 import io
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -65,8 +66,12 @@ def test_operators_are_well_formed(backend):
         torch.library.opcheck(operators.weight, (layer.values, layer.positions, layer.alpha, "dct", shape))
 
 
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="torch's inductor needs a C++ compiler")
+
+
+@pytest.mark.process
 @every_backend
-@pytest.mark.parametrize("compiler", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("compiler", ["aot_eager", pytest.param("inductor", marks=needs_compiler)])
 def test_compile_without_graph_breaks(backend, compiler):
     net = network(backend)
     assert_same_results(net, torch.compile(net, backend=compiler, fullgraph=True), inputs())
@@ -198,6 +203,7 @@ DDP = """
 """
 
 
+@pytest.mark.process
 def test_distributed_data_parallel_averages_the_values_gradients(tmp_path):
     command = [sys.executable, "-c", textwrap.dedent(DDP)]
     environment = {**os.environ, "PYTHONPATH": os.path.dirname(__file__), "OMP_NUM_THREADS": "1"}

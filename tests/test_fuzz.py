@@ -4,6 +4,8 @@ import subprocess
 import sys
 import textwrap
 
+import pytest
+
 FUZZ = """
     import json, os, random, resource, struct, sys
     import numpy as np, torch, dctps
@@ -96,6 +98,7 @@ FUZZ = """
 """
 
 
+@pytest.mark.process
 def test_damaged_files_load_correctly_or_raise_our_error(tmp_path):
     command = [sys.executable, "-c", textwrap.dedent(FUZZ), str(tmp_path), "2000"]
     run = subprocess.run(command, capture_output=True, text=True, timeout=500)

@@ -1,0 +1,71 @@
+"""The command as a newcomer runs it."""
+
+import subprocess
+import sys
+
+import pytest
+
+import dctps
+from dctps.checkpoint import read
+from dctps.cli import COMMANDS, main
+from dctps.cli.inspect import part_bytes
+from test_checkpoint import trained
+from test_convert import cnn
+
+
+@pytest.fixture
+def path(tmp_path):
+    net = dctps.sparsify(cnn(), 0.1, exclude="6", train_alpha=False)
+    net[0].seed = None
+    dctps.save(trained(net), tmp_path / "net.safetensors")
+    return tmp_path / "net.safetensors"
+
+
+def test_inspect_shows_layers_and_bytes(path, capsys):
+    assert main(["inspect", str(path)]) == 0
+    out = capsys.readouterr().out
+    for word in ("16 x 3 x 3 x 3", "positions", "seed", "(fixed)", "BatchNorm", f"{path.stat().st_size:,}"):
+        assert word in out
+
+
+def test_bytes_of_the_parts_add_up(path):
+    total = path.stat().st_size
+    parts = part_bytes(read(path), total)
+    assert sum(parts.values()) == total
+    assert parts["BatchNorm"] == 4 * 16 * 4 + 8  # weight, bias, mean, variance, and the 8-byte counter
+    assert parts["alpha"] == 2 * 4
+    assert parts["bias"] == 32 * 4
+    assert parts["other parameters and buffers"] == (320 + 10) * 4
+    assert parts["values"] == 4 * sum(entry.nnz for entry in read(path).entries)
+
+
+def test_errors_are_one_line_and_exit_2(tmp_path, capsys):
+    (tmp_path / "x").write_text("no such format")
+    for name in ("missing", "x"):
+        assert main(["inspect", str(tmp_path / name)]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith("dctps: ")
+        assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_a_help(command, capsys):
+    with pytest.raises(SystemExit) as end:
+        main([command, "--help"])
+    assert end.value.code == 0
+    assert f"dctps {command}" in capsys.readouterr().out
+
+
+def test_demo_writes_a_table_and_a_figure(tmp_path, capsys):
+    pytest.importorskip("sklearn", reason="needs the demo extra")
+    assert main(["demo", "--epochs", "1", "--output", str(tmp_path / "out")]) == 0
+    assert "DCTpS" in capsys.readouterr().out
+    lines = (tmp_path / "out" / "demo.csv").read_text().splitlines()
+    assert len(lines) == 8  # a header, dense, and two methods at three densities
+    assert (tmp_path / "out" / "demo.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.process
+def test_as_a_module_and_as_a_command():
+    module = subprocess.run([sys.executable, "-m", "dctps", "--help"], capture_output=True, text=True, check=True)
+    assert "inspect" in module.stdout

@@ -1,0 +1,59 @@
+"""Multiply-adds by hand, and a model that is left as it was."""
+
+import math
+
+import torch
+from torch import nn
+
+import dctps
+from dctps import DpsConv2d, DpsLinear, count_ops
+from test_convert import cnn
+
+
+def test_dense_layers_by_hand():
+    net = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 25, 10))
+    ops = count_ops(net, (3, 5, 5))
+    assert [(row.name, row.dense) for row in ops.layers] == [("0", 25 * 8 * 27), ("3", 2000)]
+    assert ops.performed == ops.paper == ops.dense == 25 * 8 * 27 + 2000
+
+
+def test_sparse_layers_by_hand():
+    layer = DpsLinear(1024, 512, nnz=100)
+    ops = count_ops(layer, (1024,))
+    assert (ops.dense, ops.paper, ops.performed) == (1024 * 512, 1024 * 10 + 100, 1024 * 10 + 100)
+    pruned = count_ops(DpsLinear(1024, 512, nnz=100, offset=None), (1024,))
+    assert (pruned.paper, pruned.performed) == (100, 100)
+    dense = count_ops(DpsLinear(1024, 512, nnz=100, backend="dense"), (1024,))
+    assert (dense.paper, dense.performed) == (1024 * 10 + 100, 1024 * 512)
+
+
+def test_convolutions_count_what_their_way_performs():
+    q = 9 * 128
+    paper = 16 * (50 + round(q * math.log2(q)))
+    separable = count_ops(DpsConv2d(128, 128, 3, padding=1, nnz=50, backend="torch"), (128, 4, 4))
+    assert separable.paper == paper
+    assert 16 * 50 < separable.performed < separable.dense / 10
+    patches = DpsConv2d(128, 128, 3, padding=1, nnz=50, backend="torch", offset="dct/spatial/position/lowest/0")
+    assert count_ops(patches, (128, 4, 4)).performed == paper
+    direct = DpsConv2d(3, 64, 3, nnz=50, backend="torch")
+    assert count_ops(direct, (3, 4, 4)).performed == 4 * (50 + 64 * 27)
+
+
+def test_layers_used_twice_count_twice():
+    shared = nn.Linear(8, 8)
+    assert count_ops(nn.Sequential(shared, shared), (8,)).dense == 128
+
+
+def test_the_model_is_left_as_it_was():
+    net = dctps.sparsify(cnn(), 0.1)
+    net[1].eval()
+    before = [(m.training, len(m._forward_hooks)) for m in net.modules()]
+    state = {k: v.clone() for k, v in net.state_dict().items()}
+    count_ops(net, (3, 9, 9))
+    assert [(m.training, len(m._forward_hooks)) for m in net.modules()] == before
+    assert all(torch.equal(v, state[k]) for k, v in net.state_dict().items())
+
+
+def test_other_inputs_by_example():
+    net = nn.Sequential(nn.Embedding(10, 8), nn.Linear(8, 4))
+    assert count_ops(net, torch.zeros(1, 3, dtype=torch.int64)).dense == 3 * 32
