@@ -29,11 +29,11 @@ demo: $(VENV)/.demo  ## install, then train and compare on the digits: about two
 test: $(VENV)/.dev  ## all tests but the slow ones
 	$(BIN)/python -m pytest --quiet
 
-test-slow: $(VENV)/.dev  ## the slow tests
-	$(BIN)/python -m pytest --quiet -m slow
+test-slow: $(VENV)/.dev  ## the property tests with ten times as many examples, newly drawn each time: minutes
+	HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest --quiet -m hypothesis
 
 check: format lint types  ## format, lint, types and the fast tests
-	$(BIN)/python -m pytest --quiet -m 'not slow and not process'
+	$(BIN)/python -m pytest --quiet -m 'not process'
 
 format: $(VENV)/.dev
 	$(BIN)/ruff format --quiet .

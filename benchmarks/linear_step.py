@@ -65,6 +65,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7)
     options = parser.parse_args()
     torch.set_flush_denormal(True)
+    measured_on = commit()  # before the table, a tracked file, is written
     rows = []
     for size in options.sizes:
         layer = dctps.DpsLinear(size, size, density=options.density)
@@ -81,7 +82,7 @@ def main() -> None:
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["size", "batch", "density", "nnz", "dense_ms", "sparse_ms", "ratio", "threads", "commit"])
-        writer.writerows([*row, torch.get_num_threads(), commit()] for row in rows)
+        writer.writerows([*row, torch.get_num_threads(), measured_on] for row in rows)
     print(f"written: {path}")
 
 

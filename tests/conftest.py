@@ -1,12 +1,14 @@
 """Settings of all tests: hypothesis without deadlines (the first call of a transform loads libraries)."""
 
+import os
+
 import hypothesis
 import pytest
 import torch
 
 hypothesis.settings.register_profile("default", deadline=None, max_examples=100, derandomize=True)
-hypothesis.settings.register_profile("thorough", deadline=None, max_examples=2000)
-hypothesis.settings.load_profile("default")
+hypothesis.settings.register_profile("thorough", deadline=None, max_examples=1000)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 
 @pytest.fixture(autouse=True)

@@ -294,6 +294,7 @@ def test_repr_tells_the_science():
         (lambda: DpsLinear(4, 4, density=0.5, nnz=3), "exactly one of"),
         (lambda: DpsLinear(4, 4, density=0), r"density must be in \(0, 1\]"),
         (lambda: DpsLinear(4, 4, density=float("nan")), r"density must be in \(0, 1\]"),
+        (lambda: DpsLinear(4, 4, nnz=1, alpha=float("nan")), "alpha must be a finite number"),
         (lambda: DpsLinear(4, 4, nnz=17), "cannot place 17 weights"),
         (lambda: DpsLinear(4, 4, nnz=-1), "cannot place -1 weights"),
         (lambda: DpsLinear(0, 4, nnz=0), "no place for a trainable value|at least one element"),

@@ -47,14 +47,19 @@ def sparsify(
     supports: instead of a density, where the weights are, by layer name; layers not named stay dense.
     exclude: names (patterns such as "encoder.*") or types of layers to leave dense.
     """
-    _check_request(model, density, supports, alpha)
+    _check_request(model, density, supports)
     layers = _targets(model, exclude)
     shapes = {name: tuple(layer.weight.shape) for name, layer in layers.items()}  # type: ignore[arg-type]
     for name, shape in shapes.items():
         if math.prod(shape) < 1:
             raise ValueError(f"layer {name!r} has a weight of shape {shape}: no place for any; exclude it")
+    total = sum(map(math.prod, shapes.values()))
     if supports is None:
         assert density is not None
+        if density * total < 0.5:  # `budget` would make it one weight; nobody asks for that on purpose
+            raise ValueError(
+                f"density {density} of {total:,} weights is less than one; at least {1 / total:.2g} keeps one"
+            )
         supports = draw_supports(shapes, density, allocation, seed)
     else:
         _check_supports(supports, shapes)
@@ -65,7 +70,6 @@ def sparsify(
     }
     result = swap(model, new, _materialised(model, set(new), target))
     if density is not None:
-        total = sum(map(math.prod, shapes.values()))
         remember(result, Asked(density, budget(total, density), allocation))
     return result
 
@@ -81,15 +85,11 @@ def densify(model: nn.Module) -> nn.Module:
 # --- what is asked --------------------------------------------------------------------------------------------------
 
 
-def _check_request(
-    model: nn.Module, density: float | None, supports: Mapping[str, Support] | None, alpha: float
-) -> None:
+def _check_request(model: nn.Module, density: float | None, supports: Mapping[str, Support] | None) -> None:
     if (density is None) == (supports is None):
         raise ValueError("say how many weights train by exactly one of density= and supports=")
     if density is not None:
         check_density(density)
-    if not math.isfinite(alpha):
-        raise ValueError(f"alpha must be a finite number, not {alpha}")
     done = [name for name, layer in model.named_modules() if isinstance(layer, DpsLayer)]
     if done:
         raise ValueError(

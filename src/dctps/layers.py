@@ -51,6 +51,8 @@ class DpsLayer(nn.Module):
             raise ValueError(
                 "this layer never holds a dense weight: build it on a real device, there is nothing to save"
             )
+        if not math.isfinite(alpha):
+            raise ValueError(f"alpha must be a finite number, not {alpha}")
         if backend != AUTO:
             lookup(functional.BACKENDS, backend, f"backend (or {AUTO!r})")
         self.geometry, self.backend = geometry, backend
