@@ -12,7 +12,7 @@ FILES = sorted(SOURCE.rglob("*.py"))
 
 # mathematics <- layers <- conversion and files <- commands; a module may import only from earlier lines
 ORDER = [
-    ["registry", "geometry", "files", "transforms", "support"],
+    ["registry", "cache", "geometry", "files", "transforms", "support"],
     ["offsets", "allocation", "coding"],
     ["sparse", "offset_products"],
     ["operators"],

@@ -235,7 +235,7 @@ def set_layer(**fields):
             {"tensors": lambda t: t.update({"dctps/values/float32": t["dctps/values/float32"][1:].clone()})},
             "should hold",
         ),
-        ({"tensors": lambda t: t.pop("dctps/alpha/float32")}, "should hold 3 elements"),
+        ({"tensors": lambda t: t.pop("dctps/alpha")}, "should hold 3 elements"),
         ({"tensors": lambda t: t.update({"dctps/extra": torch.zeros(1)})}, "should hold 0 elements"),
         ({"tensors": lambda t: t["dctps/positions"].fill_(255)}, "inconsistent"),
         ({"tensors": lambda t: t["dctps/positions"].fill_(0)}, "inconsistent"),
@@ -304,10 +304,69 @@ def test_what_cannot_be_saved(path):
         def set_extra_state(self, state):
             pass
 
-    with pytest.raises(CheckpointError, match="is not a tensor"):
+    with pytest.raises(CheckpointError, match="is not a tensor of the network"):
         dctps.save(nn.Sequential(DpsLinear(3, 3, nnz=1), Extra(3, 3)), path)
     assert not path.exists()
     assert list(path.parent.iterdir()) == []
+
+
+@pytest.mark.parametrize("unequal", [False, True])
+def test_two_layers_of_a_file_cannot_become_one(unequal, path):
+    def separate():
+        return nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+
+    supports = {"0": Support.sample((8, 8), 9), "1": Support.sample((8, 8), 8 + unequal)}
+    dctps.save(trained(dctps.sparsify(separate(), supports=supports)), path)
+    shared = nn.Linear(8, 8)
+    net = nn.Sequential(shared, shared)
+    before = snapshot(net)
+    with pytest.raises(CheckpointError, match="'0' and '1' are one and the same, in the file they are two"):
+        dctps.load(path, net)
+    assert_unchanged(net, before)
+
+
+def test_two_tensors_of_a_file_cannot_become_one(path):
+    def build():
+        return nn.ModuleDict({"a": nn.Embedding(4, 4), "b": nn.Embedding(4, 4), "c": nn.Linear(4, 4)})
+
+    dctps.save(trained(dctps.sparsify(build(), 0.5)), path)
+    net = build()
+    net["b"].weight = net["a"].weight
+    before = snapshot(net)
+    with pytest.raises(
+        CheckpointError, match=r"'a.weight' and 'b.weight' are one and the same, in the file they differ"
+    ):
+        dctps.load(path, net)
+    assert_unchanged(net, before)
+
+
+def test_sparse_layers_on_meta_are_neither_saved_nor_loaded_into(path):
+    net = dctps.sparsify(cnn(), 0.1)
+    dctps.save(net, path)
+    net.to("meta")
+    assert "alpha on meta" in repr(net)
+    assert str(dctps.report(net))
+    with pytest.raises(CheckpointError, match="on the meta device"):
+        dctps.load(path, net)
+    with pytest.raises(CheckpointError, match="on the meta device"):
+        dctps.save(net, path)
+
+
+def test_wrapped_networks_are_saved_under_their_own_names(path):
+    net = trained(dctps.sparsify(cnn(), 0.1))
+    for wrapped in (nn.DataParallel(net), torch.compile(net)):
+        dctps.save(wrapped, path)
+        assert_equal_states(dctps.load(path, cnn()), net)
+        assert dctps.load(path, wrapped) is wrapped
+
+
+def test_load_checks_its_own_arguments_first(path):
+    dctps.save(dctps.sparsify(cnn(), 0.1), path)
+    with pytest.raises(ValueError, match="unknown backend") as error:
+        dctps.load(path, cnn(), backend="typo")
+    assert not isinstance(error.value, CheckpointError)
+    with pytest.raises(FileNotFoundError, match="there is no folder"):
+        dctps.save(dctps.sparsify(cnn(), 0.1), path.parent / "missing" / "net")
 
 
 # --- atomic writes --------------------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ def test_bytes_of_the_parts_add_up(path):
     parts = part_bytes(read(path), total)
     assert sum(parts.values()) == total
     assert parts["BatchNorm"] == 4 * 16 * 4 + 8  # weight, bias, mean, variance, and the 8-byte counter
-    assert parts["alpha"] == 2 * 4
+    assert parts["alpha"] == 2 * 8
     assert parts["bias"] == 32 * 4
     assert parts["other parameters and buffers"] == (320 + 10) * 4
     assert parts["values"] == 4 * sum(entry.nnz for entry in read(path).entries)

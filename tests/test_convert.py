@@ -92,6 +92,25 @@ def test_bias_objects_modes_and_hooks_move_along():
     assert seen == [1, 1]
 
 
+def test_every_kind_of_hook_goes_on_and_can_be_removed():
+    net, seen = cnn(), []
+    handles = [
+        net[6].register_forward_pre_hook(lambda m, args, kwargs: seen.append("pre"), with_kwargs=True),
+        net[6].register_forward_hook(lambda m, args, kwargs, y: seen.append("forward"), with_kwargs=True),
+        net[6].register_full_backward_hook(lambda m, gi, go: seen.append("backward")),
+    ]
+    for convert in (lambda n: dctps.sparsify(n, 0.1), dctps.densify):
+        convert(net)
+        seen.clear()
+        net(torch.randn(1, 3, 9, 9)).sum().backward()
+        assert seen == ["pre", "forward", "backward"]
+    for handle in handles:
+        handle.remove()
+    seen.clear()
+    net(torch.randn(1, 3, 9, 9)).sum().backward()
+    assert seen == []
+
+
 def test_a_bare_layer_is_returned_anew():
     layer = nn.Linear(8, 4)
     new = dctps.sparsify(layer, 0.25)
@@ -111,7 +130,14 @@ def test_a_layer_used_twice_stays_one_layer():
 
 @pytest.mark.parametrize(
     ("exclude", "dense"),
-    [("6", ["6"]), (["3.*", "0"], ["0", "3.0"]), (nn.Conv2d, ["0", "3.0"]), ([nn.Linear, "0"], ["0", "6"])],
+    [
+        ("6", ["6"]),
+        (["3.*", "0"], ["0", "3.0"]),
+        (["0*", "0"], ["0"]),
+        ("3", ["3.0"]),
+        (nn.Conv2d, ["0", "3.0"]),
+        ([nn.Linear, "0"], ["0", "6"]),
+    ],
 )
 def test_exclude_by_name_pattern_or_type(exclude, dense):
     net = dctps.sparsify(cnn(), 0.1, exclude=exclude)
@@ -254,6 +280,51 @@ def test_meta_tensors_without_an_initialiser_are_an_error():
     assert_unchanged(net, before)
 
 
+class Table(nn.Module):
+    """Its reset sets a parameter and forgets a buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(3))
+        self.register_buffer("frequencies", torch.arange(3.0))
+
+    def reset_parameters(self):
+        nn.init.ones_(self.weight)
+
+
+def test_meta_buffers_that_no_reset_sets_are_an_error_and_real_tensors_stay():
+    with torch.device("meta"):
+        net = nn.Sequential(nn.Linear(3, 3), Table())
+    with pytest.raises(ValueError, match=r"cannot initialise 1.frequencies"):
+        dctps.sparsify(net, 0.5)
+    assert net[0].weight.is_meta
+    net[1].frequencies = torch.tensor([5.0, 6.0, 7.0])
+    dctps.sparsify(net, 0.5)
+    assert net[1].frequencies.tolist() == [5, 6, 7]
+    assert net[1].weight.tolist() == [1, 1, 1]
+
+
+def test_meta_initialisation_follows_the_seed_and_leaves_the_global_stream_alone():
+    def build(seed):
+        with torch.device("meta"):
+            net = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 4))
+            net[1].bias.requires_grad_(False)
+        return dctps.sparsify(net, 0.5, seed=seed)
+
+    state = torch.get_rng_state()
+    first, second, other = build(1), build(1), build(2)
+    assert torch.equal(state, torch.get_rng_state())
+    assert torch.equal(first[0].weight, second[0].weight)
+    assert not torch.equal(first[0].weight, other[0].weight)
+    assert not first[1].bias.requires_grad
+
+
+def test_converting_inside_a_meta_context():
+    with torch.device("meta"):
+        net = dctps.sparsify(nn.Sequential(nn.Linear(8, 4)), 0.5)
+    assert net(torch.randn(2, 8)).shape == (2, 4)
+
+
 HUGE = """
     import os, resource, sys, tempfile, torch, dctps
     from torch import nn
@@ -306,6 +377,9 @@ def test_a_layer_of_four_billion_weights_fits_a_laptop():
         ({"density": 0.1, "offset": Ones((16, 27))}, "layer '3.0': an offset of shape"),
         ({"density": 0.1, "backend": "gpu"}, "layer '0': unknown backend"),
         ({"density": 0.1, "exclude": "fc*"}, r"exclude='fc\*' matches no layer; there are: 0, 3.0, 6"),
+        ({"density": 0.1, "exclude": nn.Conv3d}, "exclude='Conv3d' matches no layer"),
+        ({"supports": {}}, "supports= names no layer; there are: 0, 3.0, 6"),
+        ({"supports": {"6": torch.ones(10, 32)}}, "the support of '6' is a Tensor"),
         ({"density": 0.1, "exclude": "*"}, "no layer to convert.*all are excluded"),
         ({"supports": {"9": Support.sample((4, 4), 1)}}, "no layer '9' to convert; there are: 0, 3.0, 6"),
         ({"supports": {"6": Support.sample((4, 4), 1)}}, r"layer '6' has a weight of shape \(10, 32\)"),

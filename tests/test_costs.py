@@ -33,8 +33,8 @@ def test_convolutions_count_what_their_way_performs():
     separable = count_ops(DpsConv2d(128, 128, 3, padding=1, nnz=50, backend="torch"), (128, 4, 4))
     assert separable.paper == paper
     assert 16 * 50 < separable.performed < separable.dense / 10
-    patches = DpsConv2d(128, 128, 3, padding=1, nnz=50, backend="torch", offset="dct/spatial/position/lowest/0")
-    assert count_ops(patches, (128, 4, 4)).performed == paper
+    patches = DpsConv2d(256, 1024, 3, padding=1, nnz=50, backend="torch", offset="dct/spatial/position/lowest/0")
+    assert count_ops(patches, (256, 4, 4)).performed == 16 * (50 + round(2304 * math.log2(2304)))
     direct = DpsConv2d(3, 64, 3, nnz=50, backend="torch")
     assert count_ops(direct, (3, 4, 4)).performed == 4 * (50 + 64 * 27)
 
@@ -57,3 +57,20 @@ def test_the_model_is_left_as_it_was():
 def test_other_inputs_by_example():
     net = nn.Sequential(nn.Embedding(10, 8), nn.Linear(8, 4))
     assert count_ops(net, torch.zeros(1, 3, dtype=torch.int64)).dense == 3 * 32
+
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.utils.parametrizations.weight_norm(nn.Linear(4, 2))
+
+        def forward(self, a, b):
+            return self.fc(a + b)
+
+    x = torch.zeros(1, 4)
+    assert count_ops(Two(), (x, x)).dense == count_ops(Two(), {"a": x, "b": x}).dense == 8
+
+
+def test_what_is_not_counted_is_named():
+    ops = count_ops(nn.TransformerEncoderLayer(16, 2, 32), torch.zeros(1, 1, 16))
+    assert ops.dense == 2 * 16 * 32
+    assert ops.not_counted == ["self_attn"]

@@ -1,6 +1,8 @@
 """The operators as torch sees them, and everything that must work around a layer."""
 
+import concurrent.futures
 import copy
+import gc
 import io
 import os
 import shutil
@@ -12,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from dctps import DpsConv2d, DpsLinear, operators
+from dctps import DpsConv2d, DpsLinear, Support, operators, sparse
 from dctps.functional import BACKENDS
 from tolerances import assert_close
 
@@ -186,6 +188,52 @@ def test_second_derivatives(backend, offset):
             return torch.func.functional_call(layer, state, (x,))
 
         assert torch.autograd.gradgradcheck(run, leaves)
+
+
+@every_backend
+@pytest.mark.parametrize("offset", ["dct", None])
+def test_torch_func_transforms(backend, offset):
+    """grad, vmap of grad, jvp and jacobians agree with the plain composition: none is silently zero."""
+    layer = DpsLinear(6, 4, density=0.4, offset=offset, backend=backend, dtype=torch.float64)
+    nn.init.normal_(layer.values)
+    x = torch.randn(3, 6, dtype=torch.float64)
+    weight = layer.dense_weight().detach()
+    parameters = {name: p.detach() for name, p in layer.named_parameters()}
+
+    def loss(parameters, x):
+        return torch.func.functional_call(layer, parameters, (x,)).square().sum()
+
+    assert_close(torch.func.jvp(layer, (x,), (torch.ones_like(x),))[1], torch.ones_like(x) @ weight.T)
+    assert_close(torch.func.jacrev(layer)(x[0]), weight)
+    assert_close(torch.func.jacfwd(layer)(x[0]), weight)
+    whole = torch.func.grad(loss)(parameters, x)
+    singly = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(parameters, x)
+    plain = torch.autograd.grad(layer(x).square().sum(), list(layer.parameters()))
+    for (name, _), expected in zip(layer.named_parameters(), plain, strict=True):
+        assert_close(whole[name], expected)
+        assert_close(singly[name].sum(0), expected)
+
+
+def test_threads_share_layers():
+    net, x = network("torch"), inputs()
+    expected = net(x)
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        for y in pool.map(lambda _: net(x), range(100)):
+            torch.testing.assert_close(y, expected)
+
+
+def test_plans_follow_the_positions_and_die_with_them():
+    layer, x = DpsLinear(60, 50, density=0.1, backend="torch", offset=None), torch.randn(2, 60)
+    layer(x)
+    assert layer.positions in sparse._plans
+    first = sparse.plan(layer.positions, layer.geometry)
+    assert sparse.plan(layer.positions, layer.geometry)[0] is first[0]
+    layer.positions.copy_(Support.sample((50, 60), layer.nnz, seed=9).positions)
+    assert_close(layer(x), x @ layer.dense_weight().T + layer.bias)
+    count = len(sparse._plans)
+    del layer, first
+    gc.collect()
+    assert len(sparse._plans) == count - 1
 
 
 DDP = """

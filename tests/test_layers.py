@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+import dctps
 import oracles
 from dctps import OFFSETS, DpsConv1d, DpsConv2d, DpsConv3d, DpsLinear, Support, TransformOffset, functional, sparse
 from dctps.functional import BACKENDS
@@ -146,7 +148,10 @@ def test_every_way_of_applying_an_offset(way, dtype, recipe):
     kind, arguments, shape = WAYS[way]
     layer = kind(*arguments, density=0.01, offset=recipe, alpha=0.7, backend="torch", dtype=dtype)
     chosen = functional.offset_products.way(layer.offset, layer.geometry)
-    assert chosen == (way.split(",")[0] if "position" not in recipe or way == "transform" else "patches")
+    if "position" not in recipe or way == "transform":  # signs per position are separable for one position only
+        assert chosen == way.split(",")[0]
+    else:
+        assert chosen == ("patches" if way == "separable, more filters" else "direct")
     nn.init.normal_(layer.values)
     x = torch.randn(shape, dtype=dtype)
 
@@ -171,6 +176,46 @@ def test_slices_of_the_batch_change_nothing(monkeypatch):
         ):
             assert_close(sliced, expected)
         monkeypatch.undo()
+
+
+@pytest.mark.parametrize("way", ["patches", "direct", "separable"])
+@given(drawn=layers())
+def test_ways_that_sizes_would_not_choose(way, drawn):
+    """Every way is right for every layer that has it, not only where it pays."""
+    layer, x = drawn
+    separable = layer.offset is not None and layer.offset.separable and layer.geometry.axes
+    if layer.offset is None or (way == "separable" and not separable):
+        return
+    layer.backend = "torch"
+    before = functional.offset_products.way
+    functional.offset_products.way = lambda offset, geometry: way
+    try:
+        compare(layer, x)
+    finally:
+        functional.offset_products.way = before
+
+
+@every_backend
+@pytest.mark.parametrize("build", [lambda o: DpsConv2d(8, 6, 3, **o), lambda o: DpsLinear(8, 6, **o)])
+def test_results_can_be_changed_in_place(backend, build):
+    """No result is a view, at batch size 1 and without a batch axis least of all."""
+    layer = build({"density": 0.2, "bias": False, "backend": backend})
+    for shape in [(1, 8), (4, 8), (8,)] if isinstance(layer, DpsLinear) else [(1, 8, 5, 5), (3, 8, 5, 5), (8, 5, 5)]:
+        y = layer(torch.randn(shape, requires_grad=True))
+        F.relu(y, inplace=True).sum().backward()
+
+
+@every_backend
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.float64, torch.bfloat16, torch.complex64])
+def test_inputs_of_another_type_are_refused(backend, dtype):
+    with pytest.raises(ValueError, match=r"the layer torch.float32; convert one of them"):
+        DpsLinear(8, 4, density=0.2, backend=backend)(torch.ones(2, 8).to(dtype))
+
+
+def test_sizes_may_be_numpy_s(tmp_path):
+    layer = DpsConv2d(np.int64(3), np.prod((2, 2)), np.int64(3), np.int64(1), density=0.2)
+    dctps.save(layer, tmp_path / "layer")
+    dctps.save(DpsLinear(np.prod((4, 5)), np.int64(8), density=0.3), tmp_path / "layer")
 
 
 @every_backend
@@ -307,6 +352,19 @@ def test_repr_tells_the_science():
         (lambda: DpsConv2d(4, 4, (3, 3, 3), nnz=1), "one number or 2"),
         (lambda: DpsConv2d(4, 4, 3, padding="full", nnz=1), "choose one of: same, valid"),
         (lambda: DpsConv2d(4, 4, 3, padding="same", stride=2, nnz=1), "needs stride 1"),
+        (lambda: DpsConv2d(4, 4, 3, stride=0, nnz=1), "must be at least 1"),
+        (lambda: DpsConv2d(4, 4, 3, padding=-1, nnz=1), "must not be negative"),
+        (
+            lambda: DpsConv2d(4, 4, 3, nnz=1, backend="torch")(torch.zeros(1, 4, 2, 5)),
+            r"\(2, 5\) is smaller than the kernel",
+        ),
+        (
+            lambda: DpsConv2d(4, 4, 3, nnz=1, offset=None, backend="torch")(torch.zeros(1, 4, 2, 5)),
+            "smaller than the kernel",
+        ),
+        (lambda: DpsLinear(4, 4, nnz=1, dtype=torch.complex64), "real floating point"),
+        (lambda: DpsLinear(4, 4, nnz=1, offset=3), "an offset is a name"),
+        (lambda: DpsLinear(4, 4, support=torch.ones(4, 4)), "must be a Support, not a Tensor"),
         (lambda: DpsConv2d(4, 4, 3, padding_mode="mirror", nnz=1), "choose one of: zeros, reflect"),
         (lambda: DpsConv2d(4, 4, 3, nnz=1)(torch.zeros(1, 3, 8, 8)), r"expected an input \(\[batch,\] 4"),
         (lambda: DpsLinear(4, 4, nnz=1)(torch.zeros(1, 3)), r"expected an input \(..., 4\)"),

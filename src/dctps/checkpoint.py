@@ -1,7 +1,7 @@
 """The file: one safetensors file with the values, where they are, and the rest of the state; D never.
 
     dctps/values/<dtype>   the values of all layers, one after the other
-    dctps/alpha/<dtype>    one alpha per layer with an offset
+    dctps/alpha            one alpha per layer with an offset, in float64, which holds any of them exactly
     dctps/positions        Elias-Fano codes (`coding.py`) of the supports that are not given by a seed
     <own names>            every other parameter and buffer: biases, BatchNorm, embeddings ...
 
@@ -32,7 +32,8 @@ from dctps.support import Support
 from dctps.survey import state_keys
 
 VERSION = 1
-VALUES, ALPHA, POSITIONS = "dctps/values/", "dctps/alpha/", "dctps/positions"
+RESERVED = "dctps/"
+VALUES, ALPHA, POSITIONS = "dctps/values/", "dctps/alpha", "dctps/positions"
 DTYPES = {str(d).removeprefix("torch."): d for d in (torch.float32, torch.float64, torch.float16, torch.bfloat16)}
 
 
@@ -106,14 +107,13 @@ def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
     A support that is still the sampled one is saved as its seed; any other takes about log2(size / nnz) + 2 bits a
     value. D is not saved: an offset of your own class cannot be, because the file could not say what it is.
     """
+    model = unwrapped(model)
     layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, DpsLayer)}
     if not layers:
         raise CheckpointError("this network has no sparse layer; save its state_dict with safetensors instead")
     entries = [_entry(name, layer) for name, layer in layers.items()]
     tensors = _packed(layers, entries)
     rest, tied = _rest(model, layers)
-    if rest.keys() & tensors.keys():
-        raise CheckpointError(f"the names {sorted(rest.keys() & tensors.keys())} are reserved; rename these modules")
     tensors |= rest
     manifest = {
         "version": VERSION,
@@ -132,6 +132,8 @@ def _entry(name: str, layer: DpsLayer) -> LayerEntry:
         raise CheckpointError(
             f"layer {name!r} has an offset of class {kind}, which a file cannot name; save its state_dict"
         )
+    if layer.values.is_meta:
+        raise CheckpointError(f"layer {name!r} is on the meta device: there are no values to save")
     dtype = str(layer.values.dtype).removeprefix("torch.")
     if dtype not in DTYPES:
         raise CheckpointError(f"layer {name!r} holds {dtype} values; a file can hold {', '.join(DTYPES)}")
@@ -155,9 +157,7 @@ def _packed(layers: dict[str, DpsLayer], entries: list[LayerEntry]) -> dict[str,
         layer = layers[entry.name]
         tensors.setdefault(VALUES + entry.dtype, []).append(layer.values.detach().cpu())
         if layer.alpha is not None:
-            tensors.setdefault(ALPHA + entry.dtype, []).append(
-                layer.alpha.detach().cpu().to(layer.values.dtype).view(1)
-            )
+            tensors.setdefault(ALPHA, []).append(layer.alpha.detach().cpu().double().view(1))
         if entry.seed is None:
             code = encode(layer.positions.cpu().numpy().astype(np.int64), math.prod(entry.shape))
             tensors.setdefault(POSITIONS, []).append(torch.from_numpy(code))
@@ -171,8 +171,7 @@ def _rest(model: nn.Module, layers: dict[str, DpsLayer]) -> tuple[dict[str, Tens
     for name, tensor in model.state_dict().items():
         if name in own:
             continue
-        if not isinstance(tensor, Tensor):
-            raise CheckpointError(f"the state entry {name!r} is not a tensor; a file can hold tensors only")
+        _check_entry(name, tensor)
         place = (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
         first = seen.setdefault(place, name) if tensor.numel() else name
         if first == name:
@@ -180,6 +179,31 @@ def _rest(model: nn.Module, layers: dict[str, DpsLayer]) -> tuple[dict[str, Tens
         else:
             tied[name] = first
     return rest, tied
+
+
+def _check_entry(name: str, tensor: Any) -> None:
+    if name.startswith(RESERVED):
+        raise CheckpointError(f"the name {name!r} is reserved; rename that module")
+    if not isinstance(tensor, Tensor) or name.endswith("_extra_state"):
+        raise CheckpointError(
+            f"the state entry {name!r} is not a tensor of the network; a file can hold no extra state"
+        )
+    if tensor.is_meta or tensor.layout != torch.strided or nn.parameter.is_lazy(tensor):
+        raise CheckpointError(f"the state entry {name!r} has no plain values to save (meta, lazy or sparse)")
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The network inside torch's wrappers (DistributedDataParallel, torch.compile), so that its own names are saved."""
+    while True:
+        inner = model._modules.get("_orig_mod") or (
+            model._modules.get("module") if isinstance(model, _WRAPPERS) else None
+        )
+        if inner is None:
+            return model
+        model = inner
+
+
+_WRAPPERS = (nn.parallel.DistributedDataParallel, nn.DataParallel)
 
 
 def _digest(manifest: str, tensors: dict[str, Tensor]) -> str:
@@ -253,7 +277,7 @@ def _unpacked(entries: list[LayerEntry], tensors: dict[str, Tensor], tied: dict[
     for entry in entries:
         values[entry.name] = take(VALUES + entry.dtype, entry.nnz)
         if entry.offset is not None:
-            alphas[entry.name] = take(ALPHA + entry.dtype, 1)[0]
+            alphas[entry.name] = take(ALPHA, 1)[0]
         if entry.seed is None:
             size = math.prod(entry.shape)
             code = take(POSITIONS, coded_length(size, entry.nnz)).numpy()
@@ -271,12 +295,13 @@ def _check_sizes(entries: list[LayerEntry], packed: dict[str, Tensor]) -> None:
     for entry in entries:
         expected[VALUES + entry.dtype] = expected.get(VALUES + entry.dtype, 0) + entry.nnz
         if entry.offset is not None:
-            expected[ALPHA + entry.dtype] = expected.get(ALPHA + entry.dtype, 0) + 1
+            expected[ALPHA] = expected.get(ALPHA, 0) + 1
         if entry.seed is None:
             length = coded_length(math.prod(entry.shape), entry.nnz)
             expected[POSITIONS] = expected.get(POSITIONS, 0) + length
     for name in expected.keys() | packed.keys():
-        dtype = torch.uint8 if name == POSITIONS else DTYPES.get(name.rpartition("/")[2])
+        fixed = {POSITIONS: torch.uint8, ALPHA: torch.float64}
+        dtype = fixed.get(name) or DTYPES.get(name.removeprefix(VALUES))
         tensor = packed.get(name)
         if tensor is None or tensor.dim() != 1 or tensor.dtype != dtype or len(tensor) != expected.get(name):
             found = "nothing" if tensor is None else f"{tuple(tensor.shape)} of {tensor.dtype}"

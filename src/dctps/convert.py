@@ -68,7 +68,7 @@ def sparsify(
     new = {
         id(layers[n]): sparse_twin(n, layers[n], s, derive_seed(seed, n), options, target) for n, s in supports.items()
     }
-    result = swap(model, new, _materialised(model, set(new), target))
+    result = swap(model, new, _materialised(model, set(new), target, seed))
     if density is not None:
         remember(result, Asked(density, budget(total, density), allocation))
     return result
@@ -79,7 +79,9 @@ def densify(model: nn.Module) -> nn.Module:
     layers = [layer for layer in model.modules() if isinstance(layer, DpsLayer)]
     if not layers:
         raise ValueError("there is no sparse layer in this network to densify")
-    return swap(model, {id(layer): _plain(layer) for layer in layers}, {})
+    result = swap(model, {id(layer): _plain(layer) for layer in layers}, {})
+    remember(result, None)
+    return result
 
 
 # --- what is asked --------------------------------------------------------------------------------------------------
@@ -102,23 +104,35 @@ def _targets(model: nn.Module, exclude: Exclude) -> dict[str, nn.Module]:
     """The layers to convert, by name."""
     rules = [exclude] if isinstance(exclude, str | type) else list(exclude)
     layers = prunable(model)
-    for rule in rules:
-        hit = [
-            n
-            for n, m in layers.items()
-            if (fnmatch.fnmatchcase(n, rule) if isinstance(rule, str) else isinstance(m, rule))
-        ]
-        if not hit and isinstance(rule, str):
-            raise ValueError(f"exclude={rule!r} matches no layer; there are: {', '.join(layers)}")
-        layers = {name: layer for name, layer in layers.items() if name not in hit}
+    out = set().union(*(_hit(rule, model, layers) for rule in rules))
+    layers = {name: layer for name, layer in layers.items() if name not in out}
     if not layers:
         left = "".join(f"\n  {name}: {reason}" for name, reason in left_dense(model))
         raise ValueError(f"there is no layer to convert in this network{' (all are excluded)' if rules else ''}{left}")
     return layers
 
 
+def _hit(rule: str | type[nn.Module], model: nn.Module, layers: Mapping[str, nn.Module]) -> set[str]:
+    """The layers that a rule leaves out: those it matches, under any of their names, and those inside a match."""
+    matched = [
+        path
+        for path, module in model.named_modules(remove_duplicate=False)
+        if (fnmatch.fnmatchcase(path, rule) if isinstance(rule, str) else isinstance(module, rule))
+    ]
+    inside = {id(m) for path in matched for m in model.get_submodule(path).modules()}
+    hit = {name for name, layer in layers.items() if id(layer) in inside}
+    if not hit:
+        name = rule if isinstance(rule, str) else rule.__name__
+        raise ValueError(f"exclude={name!r} matches no layer; there are: {', '.join(layers)}")
+    return hit
+
+
 def _check_supports(supports: Mapping[str, Support], shapes: Mapping[str, tuple[int, ...]]) -> None:
+    if not supports:
+        raise ValueError(f"supports= names no layer; there are: {', '.join(shapes)}")
     for name, support in supports.items():
+        if not isinstance(support, Support):
+            raise ValueError(f"the support of {name!r} is a {type(support).__name__}; see Support.from_mask")
         if name not in shapes:
             raise ValueError(f"there is no layer {name!r} to convert; there are: {', '.join(shapes)}")
         if support.shape != shapes[name]:
@@ -154,7 +168,7 @@ def sparse_twin(
 
 
 def _plain(layer: DpsLayer) -> nn.Module:
-    kind = next(torch_type for torch_type, ours in LAYERS.items() if ours is type(layer))
+    kind = next(torch_type for torch_type, ours in LAYERS.items() if isinstance(layer, ours))
     arguments = _arguments(layer)
     new: nn.Module = nn.utils.skip_init(
         kind, **arguments, bias=layer.bias is not None, dtype=layer.values.dtype, device="meta"
@@ -164,12 +178,15 @@ def _plain(layer: DpsLayer) -> nn.Module:
 
 
 def _take_over(new: M, old: nn.Module) -> M:
-    """The old layer's bias (the same object), mode and hooks."""
+    """The old layer's bias (the same object), mode and hooks (the same dictionaries, which their handles know)."""
     bias = old._parameters.get("bias")
-    if bias is not None and not bias.is_meta:
+    if bias is not None and bias.is_meta:
+        new.get_parameter("bias").requires_grad_(bias.requires_grad)
+    elif bias is not None:
         new.bias = bias
-    for hooks in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"):
-        getattr(new, hooks).update(getattr(old, hooks))
+    for name, value in vars(old).items():
+        if name.startswith(("_forward_", "_backward_", "_is_full_backward_hook")):
+            setattr(new, name, value)
     return new.train(old.training)
 
 
@@ -190,37 +207,62 @@ def swap(model: nn.Module, new: Mapping[int, nn.Module], rest: Mapping[int, nn.M
     return model
 
 
-def _materialised(model: nn.Module, converted: set[int], device: torch.device) -> dict[int, nn.Module]:
+def _materialised(model: nn.Module, converted: set[int], device: torch.device, seed: int) -> dict[int, nn.Module]:
     """For each module with meta tensors of its own that is not converted: a twin on `device`, freshly initialised."""
     twins: dict[int, nn.Module] = {}
     made: dict[int, nn.Parameter | None] = {}  # a tied parameter is made once
-    homeless = []
-    for name, module in model.named_modules():
-        tensors = {**module._parameters, **module._buffers}
-        meta = [key for key, tensor in tensors.items() if tensor is not None and tensor.is_meta]
-        if not meta or id(module) in converted:
-            continue
-        if hasattr(module, "reset_parameters") or isinstance(module, nn.MultiheadAttention):
-            twins[id(module)] = _twin(module, device, made)
-        else:
-            homeless += [f"{name}.{key}" if name else key for key in meta]
+    homeless: list[str] = []
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        for name, module in model.named_modules():
+            meta = [key for key, tensor in _own(module).items() if tensor.is_meta]
+            if meta and id(module) not in converted:
+                twins[id(module)], blank = _twin(name, module, meta, device, made)
+                homeless += [f"{name}.{key}" if name else key for key in blank]
     if homeless:
         raise ValueError(
-            f"cannot initialise {', '.join(homeless)}: on the meta device, and its module has no reset_parameters(); "
-            "give these tensors real values first, or build the network on a real device"
+            f"cannot initialise {', '.join(homeless)}: on the meta device, and its module has no reset_parameters() "
+            "that sets it; give these tensors real values first, or build the network on a real device"
         )
     return twins
 
 
-def _twin(module: nn.Module, device: torch.device, made: dict[int, nn.Parameter | None]) -> nn.Module:
+def _own(module: nn.Module) -> dict[str, torch.Tensor]:
+    return {key: t for key, t in {**module._parameters, **module._buffers}.items() if t is not None}
+
+
+def _twin(
+    name: str, module: nn.Module, meta: list[str], device: torch.device, made: dict[int, nn.Parameter | None]
+) -> tuple[nn.Module, list[str]]:
+    """A copy of the module alone with real tensors in the place of meta ones, and which of them nothing has set."""
     twin = copy.copy(module)
     twin._parameters, twin._buffers, twin._modules = dict(module._parameters), dict(module._buffers), {}
     twin.to_empty(device=device, recurse=False)
-    if isinstance(module, nn.MultiheadAttention):  # its own reset would reach into the output projection as well
+    with torch.no_grad():
+        for tensor in _own(twin).values():
+            tensor.fill_(_unset(tensor))
+        try:
+            _reset(twin)
+        except Exception as error:
+            raise ValueError(f"cannot initialise {name!r}, which is on the meta device: {error}") from error
+    blank = [key for key in meta if bool((_own(twin)[key] == _unset(_own(twin)[key])).any())]
+    twin._parameters.update({key: p for key, p in module._parameters.items() if key not in meta})  # what was real stays
+    twin._buffers.update({key: b for key, b in module._buffers.items() if key not in meta})
+    for key in set(meta) & module._parameters.keys():
+        twin._parameters[key] = made.setdefault(id(module._parameters[key]), twin._parameters[key])
+    return twin, blank
+
+
+def _unset(tensor: torch.Tensor) -> float | int:
+    """A number that no initialisation gives, to see which tensors one has left out."""
+    if tensor.is_floating_point() or tensor.is_complex():
+        return torch.finfo(tensor.dtype).max
+    return False if tensor.dtype == torch.bool else torch.iinfo(tensor.dtype).max
+
+
+def _reset(twin: nn.Module) -> None:
+    if isinstance(twin, nn.MultiheadAttention):  # its own reset would reach into the output projection as well
         for parameter in twin.parameters(recurse=False):
             nn.init.xavier_uniform_(parameter) if parameter.dim() > 1 else nn.init.zeros_(parameter)
-    else:
+    elif hasattr(twin, "reset_parameters"):
         twin.reset_parameters()  # type: ignore[operator]
-    for key, old in module._parameters.items():
-        twin._parameters[key] = made.setdefault(id(old), twin._parameters[key])
-    return twin

@@ -7,7 +7,7 @@ layer takes (`offset_products.py`); a fast transform of length q is counted as q
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from dctps import offset_products
 from dctps.layers import DpsLayer
 from dctps.offsets import PatchOffset
-from dctps.survey import LAYERS
+from dctps.survey import LAYERS, left_dense
 
 COUNTED: tuple[type[nn.Module], ...] = (DpsLayer, *LAYERS)
 
@@ -35,6 +35,7 @@ class Ops:
     """Multiply-adds of a network for one example; layers without a matrix (BatchNorm, ReLU) are not counted."""
 
     layers: list[LayerOps]
+    not_counted: list[str]  # modules with weights of other kinds: attention, recurrent, transposed ...
 
     @property
     def dense(self) -> int:
@@ -49,10 +50,14 @@ class Ops:
         return sum(layer.paper for layer in self.layers)
 
 
-def count_ops(model: nn.Module, input_shape: Sequence[int] | Tensor) -> Ops:
+Example = Sequence[int] | Tensor | Sequence[Tensor] | Mapping[str, Tensor]
+
+
+def count_ops(model: nn.Module, input_shape: Example) -> Ops:
     """Count by one forward pass in eval mode on a batch of one; the model is left as it was.
 
-    input_shape: of one example, as (channels, height, width); or an example batch of one, for other kinds of input.
+    input_shape: of one example, as (channels, height, width); or, for other kinds of input, an example batch of one: a
+    tensor, several, or a mapping from names.
 
     >>> ops = count_ops(nn.Linear(100, 10), (100,))
     >>> ops.dense, ops.performed, ops.paper
@@ -68,27 +73,31 @@ def count_ops(model: nn.Module, input_shape: Sequence[int] | Tensor) -> Ops:
     try:
         model.eval()
         with torch.no_grad():
-            model(_example(model, input_shape))
+            _run(model, input_shape)
     finally:
         for handle in handles:
             handle.remove()
         for module, training in modes:
             module.training = training
-    return Ops(list(rows.values()))
+    other = [n for n, _ in left_dense(model) if not isinstance(model.get_submodule(n), COUNTED)]
+    return Ops(list(rows.values()), other)
 
 
-def _example(model: nn.Module, input_shape: Sequence[int] | Tensor) -> Tensor:
-    if isinstance(input_shape, Tensor):
-        return input_shape
-    parameter = next(model.parameters(), torch.empty(0))
-    return torch.zeros(1, *input_shape, device=parameter.device, dtype=parameter.dtype)
+def _run(model: nn.Module, example: Example) -> None:
+    if isinstance(example, Tensor):
+        model(example)
+    elif isinstance(example, Mapping):
+        model(**example)
+    elif any(isinstance(part, Tensor) for part in example):
+        model(*example)
+    else:
+        parameter = next(model.parameters(), torch.empty(0))
+        model(torch.zeros(1, *example, device=parameter.device, dtype=parameter.dtype))
 
 
 def _counter(name: str, rows: dict[str, LayerOps]) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
     def count(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        m, *patch = (
-            module.geometry.weight_shape if isinstance(module, DpsLayer) else module.get_parameter("weight").shape
-        )
+        m, *patch = module.geometry.weight_shape if isinstance(module, DpsLayer) else _weight_shape(module)
         outputs = output.numel() // m
         dense = performed = paper = outputs * m * math.prod(patch)
         if isinstance(module, DpsLayer):
@@ -97,6 +106,10 @@ def _counter(name: str, rows: dict[str, LayerOps]) -> Callable[[nn.Module, tuple
         rows[name] = LayerOps(name, before.dense + dense, before.performed + performed, before.paper + paper)
 
     return count
+
+
+def _weight_shape(module: nn.Module) -> tuple[int, ...]:
+    return tuple(module.weight.shape)  # type: ignore[arg-type]  # may be computed, as by weight norm
 
 
 def _sparse_ops(layer: DpsLayer, x: Tensor, outputs: int) -> tuple[int, int]:

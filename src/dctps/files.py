@@ -14,6 +14,8 @@ def write_atomically(path: str | os.PathLike[str], write: Callable[[Path], objec
     A link is followed: the file it points to is replaced, not the link.
     """
     target = Path(os.path.realpath(path))
+    if not target.parent.is_dir():
+        raise FileNotFoundError(f"there is no folder {str(target.parent)!r} to write {target.name!r} into")
     _remove_orphans(target)
     handle, name = tempfile.mkstemp(prefix=f"{_prefix(target)}{os.getpid()}.", suffix=".tmp", dir=target.parent)
     try:

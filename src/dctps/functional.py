@@ -7,10 +7,12 @@ A user's own `Offset` object has no name by which an operator could know it; it 
 `matrix`, which must be differentiable.
 """
 
+import math
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from dctps import offset_products, operators
 from dctps.geometry import Geometry, convolve
@@ -30,19 +32,48 @@ def multiply(
 ) -> Tensor:  # (batch, filters, *output)
     """(alpha D + S) x + bias; under autocast in its type, as torch's own layers."""
     run = lookup(BACKENDS, backend, "backend")
-    if torch.is_autocast_enabled(x.device.type) and x.dtype != torch.float64:
+    if torch.is_autocast_enabled(x.device.type) and x.is_floating_point() and x.dtype != torch.float64:
         x = x.to(torch.get_autocast_dtype(x.device.type))
+    elif x.dtype != values.dtype:
+        raise ValueError(f"the input is {x.dtype}, the layer {values.dtype}; convert one of them with .to()")
+    if _transformed():
+        run = _dense
     return run(x, values, positions, alpha, bias, offset, geometry)
+
+
+def _transformed() -> bool:
+    """Whether torch.func (grad, vmap, jvp ...) or forward-mode differentiation is at work.
+
+    They look into computations in a way that operators of torch.library do not allow (jvp would silently give zeros),
+    so W is then composed from torch's own operations.
+    """
+    if torch.compiler.is_compiling():
+        return False
+    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
 def dense_weight(
     values: Tensor, positions: Tensor, alpha: Tensor | None, offset: Offset | None, shape: tuple[int, ...]
 ) -> Tensor:  # of shape `shape`
     """alpha D + S, differentiable in values and alpha."""
+    if _transformed():
+        return _composed_weight(values, positions, alpha, offset, shape)
     name, named = _by_name(offset, alpha)
     weight: Tensor = operators.weight(values, positions, named, name, list(shape))
     if offset is None or alpha is None or named is not None:
         return weight
+    return weight + alpha * offset.matrix().to(values).reshape(shape)
+
+
+def _composed_weight(
+    values: Tensor, positions: Tensor, alpha: Tensor | None, offset: Offset | None, shape: tuple[int, ...]
+) -> Tensor:
+    flat = torch.zeros(math.prod(shape), dtype=values.dtype, device=values.device)
+    weight = flat.index_put((positions.long(),), values).view(shape)
+    if offset is None or alpha is None:
+        return weight
+    if isinstance(offset, PatchOffset):
+        return weight + alpha * offset_products.weight(offset, values.dtype, values.device)
     return weight + alpha * offset.matrix().to(values).reshape(shape)
 
 

@@ -60,7 +60,11 @@ class Geometry:
 
     def output_size(self, spatial: Sequence[int]) -> tuple[int, ...]:
         """Spatial size of the output for an input of spatial size `spatial`."""
-        per_axis = zip(spatial, self.kernel, self.stride, self.padding, self.dilation, strict=True)
+        per_axis = list(zip(spatial, self.kernel, self.stride, self.padding, self.dilation, strict=True))
+        if any(s + 2 * p < d * (k - 1) + 1 for s, k, _, p, d in per_axis):
+            spread = tuple(d * (k - 1) + 1 for d, k in zip(self.dilation, self.kernel, strict=True))
+            padded = tuple(s + 2 * p for s, p in zip(spatial, self.padding, strict=True))
+            raise ValueError(f"an input of (padded) size {padded} is smaller than the kernel, which spans {spread}")
         return tuple((s + 2 * p - d * (k - 1) - 1) // step + 1 for s, k, step, p, d in per_axis)
 
     def windows(self, output: Sequence[int]) -> Iterator[tuple[slice, ...]]:

@@ -5,6 +5,7 @@
 """
 
 import math
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -47,6 +48,8 @@ class DpsLayer(nn.Module):
         dtype: torch.dtype | None,
     ) -> None:
         device, dtype = torch.device(device or torch.get_default_device()), dtype or torch.get_default_dtype()
+        if not dtype.is_floating_point:
+            raise ValueError(f"a layer holds real floating point numbers, not {dtype}")
         if device.type == "meta":
             raise ValueError(
                 "this layer never holds a dense weight: build it on a real device, there is nothing to save"
@@ -69,9 +72,12 @@ class DpsLayer(nn.Module):
         self.bias = nn.Parameter(torch.empty(geometry.filters, device=device, dtype=dtype)) if bias else None
         self.reset_parameters(seed)
 
-    def reset_parameters(self, seed: int = 0) -> None:
-        """S = 0 under an offset, else torch's own U(+-1/sqrt(fan_in)) at the support; the bias always as in torch."""
-        generator = torch.Generator().manual_seed(seed)
+    def reset_parameters(self, seed: int | None = None) -> None:
+        """S = 0 under an offset, else torch's own U(+-1/sqrt(fan_in)) at the support; the bias always as in torch.
+
+        Drawn from `seed`, by default that of the support.
+        """
+        generator = torch.Generator(device="cpu").manual_seed((self.seed or 0) if seed is None else seed)
         bound = 1 / math.sqrt(math.prod(self.geometry.weight_shape[1:]))
         with torch.no_grad():
             draw = torch.empty(self.values.shape, dtype=torch.float64, device="cpu")
@@ -112,7 +118,7 @@ class DpsLayer(nn.Module):
         parts += [f"nnz={self.nnz}", f"density={self.nnz / math.prod(self.geometry.weight_shape):.3g}"]
         if self.alpha is not None:
             fixed = "" if isinstance(self.alpha, nn.Parameter) else " (fixed)"
-            parts.append(f"alpha={self.alpha.item():.4g}{fixed}")
+            parts.append("alpha on meta" if self.alpha.is_meta else f"alpha={self.alpha.item():.4g}{fixed}")
         return ", ".join(parts)
 
     def _arguments(self) -> str:
@@ -156,7 +162,9 @@ class DpsLayer(nn.Module):
             return f"the state belongs to a layer with {theirs}, this one has {mine}"
         if values is not None and values.shape != self.values.shape:
             return f"the state holds {values.numel()} values, this layer {self.nnz}; sparsify with the same density"
-        if positions is not None and positions.shape == self.positions.shape:
+        if positions is not None:
+            if positions.shape != self.positions.shape:
+                return f"the state holds {positions.numel()} positions, this layer {self.nnz}"
             try:
                 Support(self.geometry.weight_shape, positions)
             except ValueError as error:
@@ -173,10 +181,12 @@ def _choose_support(
     if sum(given is not None for given in (density, nnz, support)) != 1:
         raise ValueError("say how many weights train by exactly one of density=, nnz= and support=")
     if support is not None:
+        if not isinstance(support, Support):
+            raise ValueError(f"support must be a Support, not a {type(support).__name__}; see Support.from_mask")
         if support.shape != shape:
             raise ValueError(f"a support of shape {support.shape} cannot serve a weight of shape {shape}")
         return support
-    return Support.sample(shape, budget(size, density) if density is not None else int(nnz or 0), seed)
+    return Support.sample(shape, budget(size, density) if density is not None else operator.index(nnz or 0), seed)
 
 
 class DpsLinear(DpsLayer):
@@ -205,9 +215,9 @@ class DpsLinear(DpsLayer):
         backend: str = AUTO,
     ) -> None:
         super().__init__()
-        self.in_features, self.out_features = in_features, out_features
+        self.in_features, self.out_features = operator.index(in_features), operator.index(out_features)
         self._build(
-            Geometry((out_features, in_features)),
+            Geometry((self.out_features, self.in_features)),
             bias=bias,
             density=density,
             nnz=nnz,
@@ -263,18 +273,18 @@ class DpsConv(DpsLayer):
         backend: str = AUTO,
     ) -> None:
         super().__init__()
-        self.in_channels, self.out_channels, self.groups = in_channels, out_channels, groups
+        self.in_channels, self.out_channels, self.groups = map(operator.index, (in_channels, out_channels, groups))
         self.kernel_size, self.stride, self.dilation = map(self._per_axis, (kernel_size, stride, dilation))
         self.padding = padding if isinstance(padding, str) else self._per_axis(padding)
         self.padding_mode = padding_mode
         self._check_arguments()
         self._build(
             Geometry(
-                (out_channels, in_channels // groups, *self.kernel_size),
+                (self.out_channels, self.in_channels // self.groups, *self.kernel_size),
                 self.stride,
                 self._symmetric_padding(),
                 self.dilation,
-                groups,
+                self.groups,
             ),
             bias=bias,
             density=density,
@@ -290,15 +300,20 @@ class DpsConv(DpsLayer):
         )
 
     def _per_axis(self, size: Size) -> tuple[int, ...]:
-        sizes = (size,) * self.axes if isinstance(size, int) else tuple(size)
+        sizes = tuple(size) if isinstance(size, Sequence) else (size,) * self.axes
         if len(sizes) != self.axes:
             raise ValueError(f"expected one number or {self.axes}, not {size}")
-        return sizes
+        return tuple(map(operator.index, sizes))
 
     def _check_arguments(self) -> None:
         if self.groups < 1 or self.in_channels % self.groups or self.out_channels % self.groups:
             channels = f"in_channels={self.in_channels} and out_channels={self.out_channels}"
             raise ValueError(f"groups={self.groups} must divide {channels}")
+        if min(*self.kernel_size, *self.stride, *self.dilation) < 1:
+            sizes = f"{self.kernel_size}, {self.stride}, {self.dilation}"
+            raise ValueError(f"kernel_size, stride and dilation must be at least 1, not {sizes}")
+        if not isinstance(self.padding, str) and min(self.padding) < 0:
+            raise ValueError(f"padding must not be negative: {self.padding}")
         if isinstance(self.padding, str):
             lookup(dict.fromkeys(("same", "valid")), self.padding, "padding")
             if self.padding == "same" and max(self.stride) > 1:

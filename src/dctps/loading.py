@@ -6,10 +6,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from dctps.checkpoint import CheckpointError, Contents, LayerEntry, read
+from dctps.checkpoint import CheckpointError, Contents, LayerEntry, read, unwrapped
 from dctps.convert import sparse_twin, swap
+from dctps.functional import BACKENDS
 from dctps.layers import AUTO, DpsLayer
 from dctps.offsets import offset_name
+from dctps.registry import lookup
 from dctps.survey import LAYERS, state_keys
 
 
@@ -26,10 +28,13 @@ def load(
     and device stay (meta tensors are made on `device`, by default the CPU). If anything does not fit, CheckpointError
     says what, and the model is as it was.
     """
-    contents = read(path)
+    if backend != AUTO:
+        lookup(BACKENDS, backend, f"backend (or {AUTO!r})")
+    contents, outer, model = read(path), model, unwrapped(model)
     target = torch.device(device or "cpu")
     try:
         modules = {entry.name: _module(model, entry) for entry in contents.entries}
+        _check_distinct(modules)
         _check_rest(model, contents)
         new = {
             id(modules[entry.name]): _new_layer(modules[entry.name], entry, contents, backend, target)
@@ -44,7 +49,8 @@ def load(
             _fill(new.get(id(modules[entry.name]), modules[entry.name]), entry, contents)
         for write in rest:
             write()
-    return swap(model, new, {})
+    result = swap(model, new, {})
+    return result if outer is model else outer
 
 
 # --- what fits ------------------------------------------------------------------------------------------------------
@@ -69,7 +75,18 @@ def _module(model: nn.Module, entry: LayerEntry) -> nn.Module:
     return module
 
 
+def _check_distinct(modules: dict[str, nn.Module]) -> None:
+    """Two layers of the file may not fall on one module that the network uses twice."""
+    seen: dict[int, str] = {}
+    for name, module in modules.items():
+        first = seen.setdefault(id(module), name)
+        if first != name:
+            raise ValueError(f"its layers {first!r} and {name!r} are one and the same, in the file they are two")
+
+
 def _check_sparse(layer: DpsLayer, entry: LayerEntry) -> None:
+    if layer.values.is_meta:
+        raise ValueError(f"its sparse layer {entry.name!r} is on the meta device; load into the plain network instead")
     mine = layer.geometry.weight_shape, layer.nnz, offset_name(layer.offset)
     theirs = entry.shape, entry.nnz, entry.offset
     if mine != theirs:
@@ -119,26 +136,36 @@ def _fill(layer: nn.Module, entry: LayerEntry, contents: Contents) -> None:
 
 def _rest_writers(model: nn.Module, contents: Contents, device: torch.device) -> list[Callable[[], object]]:
     """One action per remaining tensor: copy into a real one, or put a new one in the place of a meta one."""
-    made: dict[int, Tensor] = {}  # a tied tensor is made once
+    converted = {id(model.get_submodule(entry.name)) for entry in contents.entries}
+    sources: dict[int, str] = {}  # the entry of the file that each tensor of the model takes
+    made: dict[int, Tensor] = {}
     writers: list[Callable[[], object]] = []
-    homeless = []
-    converted = {entry.name for entry in contents.entries}
-    for name, module in model.named_modules():
+    placed, homeless = set[str](), []
+    for name, module in model.named_modules(remove_duplicate=False):
         for store in (module._parameters, module._buffers):
             for key, old in store.items():
                 full = f"{name}.{key}" if name else key
-                if old is None or name in converted:
+                placed.add(full)
+                if old is None or id(module) in converted:
                     continue
                 if full not in contents.rest:  # a buffer outside the state
                     homeless += [full] if old.is_meta else []
-                elif not old.is_meta:
-                    writers.append(_copier(old, contents.rest[full]))
-                else:
-                    new = made.setdefault(id(old), _real(old, contents.rest[full], device))
-                    writers.append(_setter(store, key, new))
+                    continue
+                _check_tied(contents, sources.setdefault(id(old), full), full)
+                new = contents.rest[full]
+                if old.is_meta:
+                    new = made[id(old)] = made.get(id(old), _real(old, new, device))
+                writers.append(_setter(store, key, new) if old.is_meta else _copier(old, new))
     if homeless:
         raise ValueError(f"{', '.join(homeless)} is on the meta device and no part of the state; give it real values")
+    if contents.rest.keys() - placed:
+        raise ValueError(f"it has no place for {sorted(contents.rest.keys() - placed)}")
     return writers
+
+
+def _check_tied(contents: Contents, first: str, second: str) -> None:
+    if not torch.equal(contents.rest[first], contents.rest[second]):
+        raise ValueError(f"its {first!r} and {second!r} are one and the same, in the file they differ")
 
 
 def _copier(old: Tensor, new: Tensor) -> Callable[[], object]:

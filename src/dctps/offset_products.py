@@ -8,18 +8,20 @@ patches    the definition: every patch is laid out and transformed; for signs pe
 """
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
+from dctps.cache import Cache
 from dctps.geometry import Geometry, convolve, convolve_adjoint
 from dctps.offsets import Offset, PatchOffset
 
 SCRATCH = 1 << 22  # elements of a temporary: a batch is worked through in slices that keep to it
 GAIN = 4  # the separable way must save this factor in multiplications to make up for its extra passes over memory
+PATCH_GAIN = 16  # likewise for laying out every patch and transforming it
+_kept = Cache(limit=1 << 29)  # bytes of factors and small dense offsets, shared between layers of one shape
 
 
 def forward(x: Tensor, offset: Offset, geometry: Geometry) -> Tensor:
@@ -35,14 +37,31 @@ def adjoint(y: Tensor, offset: Offset, geometry: Geometry, spatial: tuple[int, .
 
 
 def way(offset: Offset, geometry: Geometry) -> str:
-    """Which way serves a layer: the one with the fewest multiplications per output."""
-    if geometry.taps == 1 and geometry.groups == 1:
+    """Which way serves a layer: the one with the fewest multiplications per output, judged by sizes alone."""
+    g = geometry
+    if g.taps == 1 and g.groups == 1:
         return "transform"
-    if not isinstance(offset, PatchOffset) or not offset.separable:
+    if not isinstance(offset, PatchOffset):
         return "patches"
-    cost = geometry.filters * geometry.group_channels * geometry.taps
-    separable = factors(offset, geometry.groups, torch.float32, torch.device("cpu")).numel()
-    return "separable" if GAIN * separable < cost else "direct"
+    direct, patches = math.prod(g.weight_shape), g.groups * offset.length * math.log2(max(2, offset.length))
+    if offset.separable and g.taps > 1 and GAIN * separable_estimate(offset, g) < direct:
+        return "separable"
+    return "patches" if PATCH_GAIN * patches < direct else "direct"
+
+
+def separable_estimate(offset: PatchOffset, geometry: Geometry) -> float:
+    """Multiplications per pixel of the separable way.
+
+    The lowest m frequencies of a line of length q, seen on n neighbouring channels, have about n m / q degrees of
+    freedom, and some more at float32 precision: for n = m = 64 to 512 the ranks are 18, 27, 43, 74.
+    """
+    m, n, terms = geometry.filters, geometry.group_channels, offset.transform.terms
+    full = terms * m * n
+    recipe = offset.recipe
+    if geometry.groups > 1 or (recipe.order, recipe.rows) != ("spatial", "lowest") or terms == 1:
+        return full + terms * m * geometry.taps
+    rank = n * m / offset.length + 18
+    return min(full, rank * (n + terms * m)) + terms * m * geometry.taps
 
 
 # --- transform ------------------------------------------------------------------------------------------------------
@@ -80,8 +99,9 @@ class Factors:
     depthwise: Tensor  # (R m, 1, *kernel)
     terms: int  # R
 
-    def numel(self) -> int:
-        return sum(w.numel() for w in self.pointwise) + self.depthwise.numel()
+    @property
+    def nbytes(self) -> int:
+        return sum(w.nbytes for w in (*self.pointwise, self.depthwise))
 
 
 def _stage(weight: Tensor, geometry: Geometry) -> Geometry:
@@ -137,9 +157,12 @@ def _repeat_terms(y: Tensor, terms: int, groups: int) -> Tensor:  # (b, m, ...) 
     return grouped.expand(-1, -1, terms, *(-1 for _ in y.shape[1:])).flatten(1, 3)
 
 
-@functools.lru_cache(maxsize=256)
 def factors(offset: PatchOffset, groups: int, dtype: torch.dtype, device: torch.device) -> Factors:
-    """The factors of an offset, computed in float64, cut and rounded to the precision of `dtype`."""
+    """The factors of an offset, computed in float64, cut and rounded to the precision of `dtype`; shared."""
+    return _kept.get(("factors", offset, groups, dtype, device), lambda: _factors(offset, groups, dtype, device))
+
+
+def _factors(offset: PatchOffset, groups: int, dtype: torch.dtype, device: torch.device) -> Factors:
     left, right = (f.unflatten(1, (groups, -1)).transpose(0, 1) for f in offset.factors())  # (G, R, m/G, c or t)
     kernel = offset.weight_shape[2:]
     pointwise = left.flatten(0, 2)
@@ -150,14 +173,23 @@ def factors(offset: PatchOffset, groups: int, dtype: torch.dtype, device: torch.
 
 
 def _thin(matrix: Tensor, precision: float) -> list[Tensor]:
-    """[V, U] with U V = matrix up to `precision` (relative to its norm) where that is shorter, else [matrix]."""
-    if min(matrix.shape) < 8:
-        return [matrix]
-    u, s, v = torch.linalg.svd(matrix, full_matrices=False)
-    rank = max(1, int((s > precision * s[0]).sum()))
-    if rank * sum(matrix.shape) >= matrix.numel():
-        return [matrix]
-    return [s[:rank, None] * v[:rank], u[:, :rank]]
+    """[V, U] with U V = matrix up to `precision` (relative to its norm) where that is shorter, else [matrix].
+
+    The range is found with a random sketch, doubled until it holds the matrix, and then cut by a small SVD: a full
+    one would take longer than many trainings.
+    """
+    generator = torch.Generator(device="cpu").manual_seed(0)
+    size = 32
+    while size * sum(matrix.shape) < matrix.numel():
+        sketch = torch.randn(matrix.shape[1], size, dtype=matrix.dtype, generator=generator, device="cpu")
+        basis = torch.linalg.qr(matrix @ sketch).Q
+        inner = basis.T @ matrix
+        if torch.linalg.norm(matrix - basis @ inner) <= precision * torch.linalg.norm(matrix):
+            u, s, v = torch.linalg.svd(inner, full_matrices=False)
+            rank = max(1, int((s > precision * s[0]).sum()))
+            return [s[:rank, None] * v[:rank], basis @ u[:, :rank]]
+        size *= 2
+    return [matrix]
 
 
 def _in_slices(run: Callable[[Tensor], Tensor], x: Tensor, scratch_per_image: int) -> Tensor:
@@ -179,10 +211,10 @@ def _direct_adjoint(y: Tensor, offset: PatchOffset, geometry: Geometry, spatial:
     return convolve_adjoint(y, weight(offset, y.dtype, y.device), geometry, spatial)
 
 
-@functools.lru_cache(maxsize=64)
 def weight(offset: PatchOffset, dtype: torch.dtype, device: torch.device) -> Tensor:
     """D as a weight, shared between layers of one shape; not to be changed in place."""
-    return offset.matrix(torch.float64).to(device, dtype).view(offset.weight_shape)
+    make = lambda: offset.matrix(dtype).to(device).view(offset.weight_shape)  # noqa: E731
+    return _kept.get(("weight", offset, dtype, device), make)
 
 
 # --- patches --------------------------------------------------------------------------------------------------------
@@ -198,7 +230,7 @@ def _patches_forward(x: Tensor, offset: Offset, geometry: Geometry) -> Tensor:
         patch = patch.unflatten(-2, (geometry.groups, -1)).flatten(-2)  # (b, *output, groups, n)
         return _own_rows(offset.apply(patch), geometry).movedim(-1, 1)
 
-    return _in_slices(run, x, geometry.channels * geometry.taps * math.prod(output))
+    return _in_slices(run, x, _patch_scratch(offset, geometry) * math.prod(output))
 
 
 def _patches_adjoint(y: Tensor, offset: Offset, geometry: Geometry, spatial: tuple[int, ...]) -> Tensor:
@@ -213,7 +245,12 @@ def _patches_adjoint(y: Tensor, offset: Offset, geometry: Geometry, spatial: tup
             out[(slice(None), slice(None), *window)] += patch[..., tap]
         return geometry.unpadded(out)
 
-    return _in_slices(run, y, geometry.channels * geometry.taps * math.prod(output))
+    return _in_slices(run, y, _patch_scratch(offset, geometry) * math.prod(output))
+
+
+def _patch_scratch(offset: Offset, geometry: Geometry) -> int:
+    """Numbers per output pixel: a line of the transform for each group."""
+    return geometry.groups * (offset.length if isinstance(offset, PatchOffset) else max(offset.shape))
 
 
 def _own_rows(y: Tensor, geometry: Geometry) -> Tensor:  # (..., groups, m) -> (..., m)

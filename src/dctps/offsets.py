@@ -94,6 +94,7 @@ class TransformOffset:
         return lookup(OFFSETS, name, "offset")
 
 
+BLOCK = 1 << 20  # entries of D that are made at a time
 CHOICES = {"order": ("spatial", "channel"), "signs": ("none", "channel", "position"), "rows": ("lowest", "random")}
 
 
@@ -144,8 +145,12 @@ class PatchOffset:
 
     def matrix(self, dtype: torch.dtype | None = None) -> Tensor:  # (m, n)
         """D in `dtype` (torch's default), computed in float64."""
-        entries = self.transform.entries(self.rows, self.slots, self.length)
-        return self._signed(entries).to(dtype or torch.get_default_dtype())
+        out = torch.empty(self.shape, dtype=dtype or torch.get_default_dtype(), device="cpu")
+        block = max(1, BLOCK // self.shape[1])  # rows at a time: the float64 temporaries stay small
+        for start in range(0, self.shape[0], block):
+            rows = slice(start, start + block)
+            out[rows] = self._signed(self.transform.entries(self.rows[rows], self.slots, self.length))
+        return out
 
     def factors(self) -> tuple[Tensor, Tensor]:  # (R, m, channels), (R, m, taps), float64
         """D[k, (c, t)] = sum_r left[r, k, c] right[r, k, t], where the signs allow it."""
@@ -160,6 +165,9 @@ class PatchOffset:
         if self.recipe.signs == "none":
             return x
         return x * self.signs.expand(-1, len(self.tap_slots)).reshape(-1).to(x)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _bind, (self.recipe, self.weight_shape)  # copies and pickles share the one of their process
 
     def __repr__(self) -> str:
         return f"PatchOffset({self.recipe.name}, {self.shape[0]} x {self.shape[1]})"
@@ -181,6 +189,7 @@ def _pick(line: Tensor, index: Tensor) -> Tensor:  # (..., length) -> (..., len(
 
 
 @functools.lru_cache(maxsize=256)
+@torch.inference_mode(False)  # kept for later, when tensors made for inference could not serve training
 def _bind(recipe: TransformOffset, weight_shape: tuple[int, ...]) -> PatchOffset:
     return PatchOffset(recipe, weight_shape)
 
@@ -196,6 +205,8 @@ def resolve(offset: OffsetLike, weight_shape: Sequence[int]) -> Offset | None:
         offset = TransformOffset.parse(offset)
     if isinstance(offset, TransformOffset):
         return offset.bind(weight_shape)
+    if not isinstance(offset, Offset) and not callable(offset):
+        raise ValueError(f"an offset is a name, a TransformOffset, an Offset or a function of a shape, not {offset!r}")
     bound = offset if isinstance(offset, Offset) else offset(tuple(weight_shape))
     expected = (weight_shape[0], math.prod(weight_shape[1:]))
     if tuple(bound.shape) != expected:

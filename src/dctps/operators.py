@@ -97,7 +97,7 @@ def multiply(
         y = sparse.forward(source, values.to(work), positions, g)
         if alpha is not None:
             y = y.add_(offset_products.forward(source, _offset(offset, g.weight_shape), g) * alpha.to(work))
-    return y.to(x.dtype).contiguous(memory_format=_layout(x))
+    return y.to(x.dtype).clone(memory_format=_layout(x))  # a tensor of its own, never a view
 
 
 def _layout(x: Tensor) -> torch.memory_format:
@@ -144,7 +144,7 @@ def multiply_backward(
             back = offset_products.adjoint(upstream, _offset(offset, g.weight_shape), g, spatial)
             alpha_grad = torch.sum(source * back).to(alpha.dtype)
             x_grad = x_grad.add_(back * alpha.to(work)) if needs_x else x_grad
-    x_grad = x_grad.to(x.dtype).contiguous(memory_format=_layout(x)) if needs_x else x_grad
+    x_grad = x_grad.to(x.dtype).clone(memory_format=_layout(x)) if needs_x else x_grad
     return x_grad, values_grad, alpha_grad
 
 

@@ -33,7 +33,7 @@ class Asked:
     allocation: str
 
 
-def remember(model: nn.Module, asked: Asked) -> None:
+def remember(model: nn.Module, asked: Asked | None) -> None:
     """Keep the request with the network (an attribute: it is no part of the state)."""
     model._dctps_asked = asked  # type: ignore[assignment]
 
@@ -88,7 +88,7 @@ def report(model: nn.Module) -> Report:
 
 def _row(name: str, layer: DpsLayer) -> LayerRow:
     shape = layer.geometry.weight_shape
-    alpha = None if layer.alpha is None else layer.alpha.item()
+    alpha = None if layer.alpha is None or layer.alpha.is_meta else layer.alpha.item()
     return LayerRow(
         name, shape, layer.nnz, math.prod(shape), layer.nnz / math.prod(shape), offset_name(layer.offset), alpha
     )

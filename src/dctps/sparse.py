@@ -7,7 +7,6 @@ Weights and their gradients cost O(nnz) memory; no dense weight, mask or gradien
 Each product has two ways: torch's CSR kernels where the device has them, else gather and scatter.
 """
 
-import collections
 import dataclasses
 import functools
 import warnings
@@ -15,6 +14,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
 
 from dctps.geometry import Geometry
 
@@ -127,25 +127,21 @@ def _tap(index: int, entries: Tensor, filters: Tensor, channels: Tensor) -> Tap:
     return Tap(index, used_filters, used_channels, Pattern.of(rows, cols, shape), entries, transposed, entries[order])
 
 
-_plans: collections.OrderedDict[tuple[object, ...], tuple[Tensor, list[Tap]]] = collections.OrderedDict()
-PLANNED = 1 << 22  # positions whose plans are kept, at about 60 bytes each
+_plans = WeakIdKeyDictionary()  # positions -> {geometry: (the positions it was made for, taps)}
 
 
 def plan(positions: Tensor, geometry: Geometry) -> list[Tap]:
-    """The taps of S, kept between calls.
+    """The taps of S, kept for as long as the tensor of positions lives.
 
-    A plan is found by where the positions lie in memory and used only if they are still the same numbers, so moving,
-    copying, loading or rewiring a layer can never meet a stale one.
+    A plan is used only if the positions are still the same numbers, so loading or rewiring a layer in place can never
+    meet a stale one; a layer that is moved or copied has another tensor.
     """
-    key = (positions.data_ptr(), positions.device, len(positions), geometry.weight_shape, geometry.groups)
-    known = _plans.get(key)
+    key = geometry.weight_shape, geometry.groups
+    known = _plans.get(positions, {}).get(key)
     if known is not None and torch.equal(known[0], positions):
-        _plans.move_to_end(key)
-        return known[1]
+        return list(known[1])
     taps = _build_plan(positions, geometry)
-    _plans[key] = positions.clone(), taps
-    while len(_plans) > 1 and sum(len(kept) for kept, _ in _plans.values()) > PLANNED:
-        _plans.popitem(last=False)
+    _plans[positions] = {key: (positions.clone(), taps)}
     return taps
 
 

@@ -41,7 +41,10 @@ class Support:
         if min(shape, default=0) < 1:
             raise ValueError(f"a support needs a shape with at least one weight, not {shape}")
         object.__setattr__(self, "shape", shape)
-        object.__setattr__(self, "positions", _checked(torch.as_tensor(self.positions), shape))
+        positions = self.positions
+        if not isinstance(positions, Tensor):
+            positions = torch.tensor(list(positions) or np.empty(0, dtype=np.int64), device="cpu")
+        object.__setattr__(self, "positions", _checked(positions, shape))
 
     @property
     def nnz(self) -> int:

@@ -68,6 +68,8 @@ def _why_not(name: str, module: nn.Module, owners: dict[int, list[str]]) -> str 
         return _why_not_type(module)
     if len(owners[id(weight)]) > 1:
         return f"its weight is tied: {' = '.join(owners[id(weight)])}"
+    if not weight.is_floating_point():
+        return f"its weight is {weight.dtype}; only real floating point weights are converted"
     return None if weight.requires_grad else "frozen (requires_grad is False)"
 
 

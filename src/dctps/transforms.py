@@ -26,6 +26,8 @@ HAS_SCIPY = importlib.util.find_spec("scipy") is not None  # scipy's DCT is 2-3 
 class Transform(Protocol):
     """An orthonormal q x q matrix F for every supported length q."""
 
+    terms: int  # R, the number of products in the addition theorem
+
     def padded(self, length: int) -> int:
         """The smallest supported length that is at least `length`."""
 
@@ -44,7 +46,7 @@ class Transform(Protocol):
 
 def matrix(transform: Transform, q: int) -> Tensor:  # (q, q) float64
     """The whole of F: what `apply` does to the identity, written out."""
-    index = torch.arange(q)
+    index = torch.arange(q, device="cpu")
     return transform.entries(index, index, q)
 
 
@@ -103,9 +105,11 @@ def _dct_scipy(x: Tensor, inverse: bool) -> Tensor:
 def _dct_fft(x: Tensor, inverse: bool) -> Tensor:
     """One real FFT of length q on the even entries followed by the odd ones reversed (Makhoul 1980)."""
     q = x.shape[-1]
-    order = torch.cat([torch.arange(0, q, 2), torch.arange(1, q, 2).flip(0)]).to(x.device)
-    half = torch.arange(q // 2 + 1)
-    twiddle = torch.polar(torch.ones(len(half), dtype=torch.float64), _angle(-half, 4 * q)) * math.sqrt(2 / q)
+    order = torch.cat([torch.arange(0, q, 2, device=x.device), torch.arange(1, q, 2, device=x.device).flip(0)])
+    half = torch.arange(q // 2 + 1, device="cpu")  # float64 angles, which not every device has
+    twiddle = torch.polar(
+        torch.full((len(half),), math.sqrt(2 / q), dtype=torch.float64, device="cpu"), _angle(-half, 4 * q)
+    )
     twiddle[0] = math.sqrt(1 / q)
     twiddle = twiddle.to(x.device, torch.promote_types(x.dtype, torch.complex64))
     return _idct_fft(x, twiddle, order) if inverse else _dct_fft_forward(x, twiddle, order)
@@ -130,6 +134,8 @@ def _idct_fft(y: Tensor, twiddle: Tensor, order: Tensor) -> Tensor:
 
 class Dct:
     """DCT-II: F[k, p] = s_k cos(pi k (2p + 1) / 2q), s_0 = sqrt(1/q), s_k = sqrt(2/q). The paper's transform."""
+
+    terms = 2
 
     def padded(self, length: int) -> int:
         return length
@@ -165,6 +171,8 @@ class Dst:
     Row k is row q-1-k of the DCT-II with every other column negated: that is how it is computed.
     """
 
+    terms = 2
+
     def padded(self, length: int) -> int:
         return length
 
@@ -195,6 +203,8 @@ class Dst:
 
 class Hartley:
     """F[k, p] = (cos + sin)(2 pi k p / q) / sqrt(q): symmetric, its own inverse, one real FFT."""
+
+    terms = 2
 
     def padded(self, length: int) -> int:
         return length
@@ -231,6 +241,8 @@ class Hadamard:
 
     Symmetric, its own inverse. Its addition theorem needs a and b to have no one bit in common.
     """
+
+    terms = 1
 
     def padded(self, length: int) -> int:
         return 1 << max(0, length - 1).bit_length()
