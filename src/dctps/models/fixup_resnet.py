@@ -1,0 +1,73 @@
+"""Fixup ResNets (Zhang et al. 2019): deep residual networks without normalisation, by initialisation and scalars."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+def _scalar(value: float) -> nn.Parameter:
+    return nn.Parameter(torch.full((1,), value))
+
+
+class FixupBlock(nn.Module):
+    """relu(scale conv2(relu(conv1(x + bias1a) + bias1b) + bias2a) + bias2b + shortcut)."""
+
+    def __init__(self, channels: int, planes: int, stride: int) -> None:
+        super().__init__()
+        self.stride = stride
+        self.bias1a, self.bias1b, self.bias2a, self.bias2b = (_scalar(0.0) for _ in range(4))
+        self.scale = _scalar(1.0)
+        self.conv1 = nn.Conv2d(channels, planes, 3, stride, 1, bias=False)
+        self.conv2 = nn.Conv2d(planes, planes, 3, 1, 1, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        shifted = x + self.bias1a
+        y = F.relu(self.conv1(shifted) + self.bias1b)
+        y = self.scale * self.conv2(y + self.bias2a) + self.bias2b
+        return F.relu(y + (x if self.stride == 1 else _halved(shifted)))
+
+
+def _halved(x: Tensor) -> Tensor:
+    """Every other pixel, and as many zero channels again."""
+    small = x[:, :, ::2, ::2]
+    return torch.cat([small, torch.zeros_like(small)], dim=1)
+
+
+class FixupResNet(nn.Module):
+    """Depth 6 n + 2: three stages of n blocks, widths 16, 32, 64. Its output is zero at initialisation."""
+
+    def __init__(self, depth: int = 110, num_classes: int = 10, in_channels: int = 3) -> None:
+        super().__init__()
+        self.blocks_per_stage = (depth - 2) // 6
+        self.conv1 = nn.Conv2d(in_channels, 16, 3, 1, 1, bias=False)
+        self.bias1, self.bias2 = _scalar(0.0), _scalar(0.0)
+        blocks = []
+        channels = 16
+        for planes in (16, 32, 64):
+            for index in range(self.blocks_per_stage):
+                blocks.append(FixupBlock(channels, planes, 2 if index == 0 and planes > 16 else 1))
+                channels = planes
+        self.blocks = nn.Sequential(*blocks)
+        self.fc = nn.Linear(channels, num_classes)
+        self.reset_weights()
+
+    def reset_weights(self) -> None:
+        """conv1 of each block: He by fan-out times blocks^(-1/2); conv2 and the classifier zero; the stem torch's."""
+        total = 3 * self.blocks_per_stage
+        for block in self.blocks:
+            assert isinstance(block, FixupBlock)
+            fan_out = block.conv1.out_channels * 9
+            nn.init.normal_(block.conv1.weight, std=math.sqrt(2 / fan_out) / math.sqrt(total))
+            nn.init.zeros_(block.conv2.weight)
+        nn.init.zeros_(self.fc.weight)
+        nn.init.zeros_(self.fc.bias)
+
+    def slow_parameters(self) -> list[nn.Parameter]:
+        """The biases and scales, which the paper trains at a tenth of the learning rate."""
+        return [p for name, p in self.named_parameters() if name.rpartition(".")[2].startswith(("bias", "scale"))]
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.blocks(F.relu(self.conv1(x) + self.bias1))
+        return self.fc(x.mean((2, 3)) + self.bias2)  # type: ignore[no-any-return]

@@ -1,0 +1,91 @@
+"""ResNets with the CIFAR stem (He et al. 2016): a 3 x 3 convolution, no max-pool, stages of stride 1, 2, 2, 2."""
+
+from collections.abc import Sequence
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class Block(nn.Module):
+    """What both blocks share: relu(path(x) + shortcut(x)), the shortcut a projection where shapes differ."""
+
+    expansion: int
+    shortcut: nn.Module
+
+    def _make_shortcut(self, channels: int, planes: int, stride: int) -> nn.Module:
+        out = planes * self.expansion
+        if stride == 1 and channels == out:
+            return nn.Identity()
+        return nn.Sequential(nn.Conv2d(channels, out, 1, stride, bias=False), nn.BatchNorm2d(out))
+
+
+class BasicBlock(Block):
+    """3 x 3 (with the stride), 3 x 3."""
+
+    expansion = 1
+
+    def __init__(self, channels: int, planes: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, planes, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(planes)
+        self.conv2 = nn.Conv2d(planes, planes, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(planes)
+        self.shortcut = self._make_shortcut(channels, planes, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.bn1(self.conv1(x)))
+        return F.relu(self.bn2(self.conv2(y)) + self.shortcut(x))
+
+
+class Bottleneck(Block):
+    """1 x 1, 3 x 3 (with the stride), 1 x 1 to four times the width."""
+
+    expansion = 4
+
+    def __init__(self, channels: int, planes: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, planes, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(planes)
+        self.conv2 = nn.Conv2d(planes, planes, 3, stride, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(planes)
+        self.conv3 = nn.Conv2d(planes, 4 * planes, 1, bias=False)
+        self.bn3 = nn.BatchNorm2d(4 * planes)
+        self.shortcut = self._make_shortcut(channels, planes, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.bn1(self.conv1(x)))
+        y = F.relu(self.bn2(self.conv2(y)))
+        return F.relu(self.bn3(self.conv3(y)) + self.shortcut(x))
+
+
+class ResNet(nn.Module):
+    """`width` is that of the first stage: 64 in the paper, less for quick experiments."""
+
+    def __init__(
+        self,
+        block: type[BasicBlock] | type[Bottleneck],
+        depths: Sequence[int],
+        num_classes: int = 10,
+        in_channels: int = 3,
+        width: int = 64,
+    ) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(in_channels, width, 3, 1, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        stages: list[nn.Module] = []
+        channels = width
+        for index, depth in enumerate(depths):
+            planes = width << index
+            strides = [1 if index == 0 else 2] + [1] * (depth - 1)
+            blocks = []
+            for stride in strides:
+                blocks.append(block(channels, planes, stride))
+                channels = planes * block.expansion
+            stages.append(nn.Sequential(*blocks))
+        self.layer1, self.layer2, self.layer3, self.layer4 = stages
+        self.fc = nn.Linear(channels, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.bn1(self.conv1(x)))
+        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
+        return self.fc(x.mean((2, 3)))  # type: ignore[no-any-return]

@@ -1,0 +1,36 @@
+"""VGG with BatchNorm for 32 x 32 and 64 x 64 inputs: four max-pools, a global average pool, one linear layer."""
+
+from torch import Tensor, nn
+
+POOL = 0
+PLANS = {
+    11: [64, POOL, 128, POOL, 256, 256, POOL, 512, 512, POOL, 512, 512],
+    13: [64, 64, POOL, 128, 128, POOL, 256, 256, POOL, 512, 512, POOL, 512, 512],
+    16: [64, 64, POOL, 128, 128, POOL, *[256] * 3, POOL, *[512] * 3, POOL, *[512] * 3],
+    19: [64, 64, POOL, 128, 128, POOL, *[256] * 4, POOL, *[512] * 4, POOL, *[512] * 4],
+}
+
+
+class VGG(nn.Module):
+    """3 x 3 convolutions without bias, each followed by BatchNorm and ReLU; the fifth pool is the average."""
+
+    def __init__(self, depth: int = 19, num_classes: int = 10, in_channels: int = 3) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        channels = in_channels
+        for width in PLANS[depth]:
+            if width == POOL:
+                layers.append(nn.MaxPool2d(2))
+                continue
+            layers += [
+                nn.Conv2d(channels, width, 3, padding=1, bias=False),
+                nn.BatchNorm2d(width),
+                nn.ReLU(inplace=True),
+            ]
+            channels = width
+        self.features = nn.Sequential(*layers)
+        self.pool = nn.AdaptiveAvgPool2d(1)
+        self.classifier = nn.Linear(channels, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.classifier(self.pool(self.features(x)).flatten(1))  # type: ignore[no-any-return]
