@@ -23,7 +23,15 @@ ORDER = [
     ["convert"],
     ["checkpoint"],
     ["loading"],
-    ["cli.demo", "cli.inspect"],
+    [f"models.{name}" for name in ("lenet", "vgg", "resnet", "mobilenetv2", "fixup_resnet", "small_cnn")],
+    ["models"],
+    ["data.dataset", "data.sources", "data.archives", "data.pickles", "data.images", "data.batches"],
+    [f"data.{name}" for name in ("cifar", "mnist", "digits", "folder", "tiny_imagenet", "download")],
+    ["data"],
+    ["config", "console", "guards", "provenance", "distributed"],
+    ["optimise", "runs"],
+    ["train"],
+    ["cli.data", "cli.demo", "cli.inspect", "cli.train"],
     ["cli"],
     ["__main__"],
 ]
@@ -57,6 +65,17 @@ def test_imports_point_one_way(path):
     # two modules of one line may not import each other; mathematics may use what stands before it in its line
     allowed = {name for name in late if name in ORDER[rank][: ORDER[rank].index(module_name(path))]}
     assert late == allowed
+
+
+OURS_FOR_DATA = {"files", "registry"}
+
+
+def test_models_and_data_know_nothing_of_sparsity():
+    for path in FILES:
+        kind = module_name(path).split(".")[0]
+        if kind in ("models", "data"):
+            outside = {name for name in imported(path) if name.split(".")[0] != kind}
+            assert outside <= (OURS_FOR_DATA if kind == "data" else set()), path
 
 
 def test_offsets_and_the_choice_of_a_support_are_apart():

@@ -1,25 +1,22 @@
 """`dctps demo`: the paper's main claim in a minute, on the digits that come with scikit-learn.
 
-A small convolutional network is trained with DCTpS layers (W = alpha DCT + S, S on an equal number of random places
-per layer) and as its randomly pruned twin (W = S on the same places), at three extreme densities.
+Seven runs of the trainer: a small convolutional network, dense, with DCTpS layers (W = alpha DCT + S, S on an equal
+number of random places per layer) and as its randomly pruned twin (W = S on the same places), at three extreme
+densities. Test accuracies are those of the epoch with the best validation accuracy.
 """
 
-import contextlib
 import dataclasses
 import importlib.util
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
-from torch import Tensor, nn
 
-from dctps.checkpoint import save
-from dctps.convert import sparsify
-from dctps.report import percent, report
+from dctps.config import Runtime, Settings
+from dctps.report import percent
+from dctps.train import fit
 
 DENSITIES = (0.05, 0.01, 0.002)
 METHODS = {"DCTpS": "dct", "Random": None}  # name -> offset
@@ -40,8 +37,8 @@ def demo(output: Path = Path("demo"), epochs: int = 30, seed: int = 0) -> None:
     """Train DCTpS and randomly pruned networks on the digits; a table and a figure at the end.
 
     Args:
-        output: folder for the figure and the table.
-        epochs: passes over the 1,437 training images, for each of the seven networks.
+        output: folder for the runs, the figure and the table; what is finished there is not trained again.
+        epochs: passes over the training images, for each of the seven networks.
         seed: of the initialisation, the supports and the order of the images.
     """
     for package in ("sklearn", "matplotlib"):
@@ -50,43 +47,24 @@ def demo(output: Path = Path("demo"), epochs: int = 30, seed: int = 0) -> None:
     output.mkdir(parents=True, exist_ok=True)
     console = Console()
     console.print("Training a small network on 8 x 8 digits: dense, DCTpS and randomly pruned.")
-    with _flushed_denormals():
-        rows = _train_all(epochs, seed, console)
+    rows = _train_all(epochs, seed, output / "runs", console)
     console.print(_table(rows))
     _write_csv(rows, output / "demo.csv")
     _plot(rows, output / "demo.png")
     console.print(f"Figure and table: {output / 'demo.png'}, {output / 'demo.csv'}")
 
 
-def network() -> nn.Module:
-    """93,728 weights, four layers, no BatchNorm."""
-    return nn.Sequential(
-        nn.Conv2d(1, 32, 3, padding=1),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(32, 64, 3, padding=1),
-        nn.ReLU(),
-        nn.Conv2d(64, 128, 3, padding=1),
-        nn.ReLU(),
-        nn.AdaptiveAvgPool2d(1),
-        nn.Flatten(),
-        nn.Linear(128, 10),
+def _settings(method: str, density: float, epochs: int, seed: int) -> Settings:
+    base = Settings(
+        model="small_cnn", data="digits", lr=3e-3, weight_decay=0.0, batch_size=64, epochs=epochs, seed=seed
     )
+    if method == "dense":
+        return base
+    return dataclasses.replace(base, density=density, offset=METHODS[method])
 
 
-@contextlib.contextmanager
-def _flushed_denormals() -> Iterator[None]:
-    """Pruned networks without BatchNorm underflow, and arithmetic on denormal numbers is several times slower."""
-    torch.set_flush_denormal(True)
-    try:
-        yield
-    finally:
-        torch.set_flush_denormal(False)
-
-
-def _train_all(epochs: int, seed: int, console: Console) -> list[Row]:
-    data = _digits()
-    runs = [("dense", 1.0), *((method, density) for method in METHODS for density in DENSITIES)]
+def _train_all(epochs: int, seed: int, runs: Path, console: Console) -> list[Row]:
+    trainings = [("dense", 1.0), *((method, density) for method in METHODS for density in DENSITIES)]
     columns = (
         TextColumn("{task.description:<14}"),
         BarColumn(),
@@ -95,50 +73,22 @@ def _train_all(epochs: int, seed: int, console: Console) -> list[Row]:
     )
     rows = []
     with Progress(*columns, TimeRemainingColumn(), console=console) as progress:
-        for method, density in runs:
+        for method, density in trainings:
             label = method if method == "dense" else f"{method} {percent(density)}"
             task = progress.add_task(label, total=epochs, note="")
-            torch.manual_seed(seed)
-            net = network()
-            if method != "dense":
-                sparsify(net, density, offset=METHODS[method], seed=seed)
-            for accuracy in _train(net, data, epochs):
-                progress.update(task, advance=1, note=f"test accuracy {100 * accuracy:.1f} %")
-            rows.append(_row(method, density, net, accuracy))
+
+            def show(row: dict[str, Any], task: Any = task) -> None:
+                progress.update(task, completed=row["epoch"] + 1, note=f"validation {100 * row['validation']:.1f} %")
+
+            result = fit(_settings(method, density, epochs, seed), Runtime(runs=runs, quiet=True), show)
+            progress.update(task, completed=epochs)
+            rows.append(_row(method, density, result))
     return rows
 
 
-def _digits() -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Training and test images (n, 1, 8, 8) in [0, 1] and labels: the first 1,437 and the last 360."""
-    from sklearn.datasets import load_digits
-
-    digits = load_digits()
-    images = torch.tensor(digits.images, dtype=torch.float32)[:, None] / 16
-    labels = torch.tensor(digits.target)
-    return images[:1437], labels[:1437], images[1437:], labels[1437:]
-
-
-def _train(net: nn.Module, data: tuple[Tensor, Tensor, Tensor, Tensor], epochs: int) -> Iterator[float]:
-    """Adam on batches of 64; the test accuracy after each epoch."""
-    images, labels, test_images, test_labels = data
-    optimiser = torch.optim.Adam(net.parameters(), lr=3e-3)
-    for _ in range(epochs):
-        for batch in torch.randperm(len(images)).split(64):
-            optimiser.zero_grad()
-            nn.functional.cross_entropy(net(images[batch]), labels[batch]).backward()
-            optimiser.step()
-        with torch.no_grad():
-            yield (net(test_images).argmax(1) == test_labels).float().mean().item()
-
-
-def _row(method: str, density: float, net: nn.Module, accuracy: float) -> Row:
-    if method == "dense":
-        weights = sum(p.numel() for p in net.parameters() if p.dim() > 1)
-        return Row(method, density, weights, accuracy, None)
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "net.safetensors"
-        save(net, file)
-        return Row(method, density, report(net).nnz, accuracy, file.stat().st_size)
+def _row(method: str, density: float, result: dict[str, Any]) -> Row:
+    size = None if method == "dense" else result["bytes"]["file"]
+    return Row(method, density, result["weights"]["got"], result["accuracy"]["test_at_best"], size)
 
 
 def _table(rows: list[Row]) -> Table:

@@ -1,0 +1,162 @@
+"""What a training run is: one frozen dataclass of plain values, in and out of JSON, and the id that follows from it.
+
+A run's id is a hash of the settings that differ from their defaults. A new setting therefore needs a default under
+which nothing changes, and a default may never be changed: both would give finished runs other names.
+"""
+
+import dataclasses
+import hashlib
+import json
+import typing
+from pathlib import Path
+from typing import Any, Literal
+
+Offset = str | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What is trained, on what and how; these and only these decide a run's id."""
+
+    model: str = "resnet50"
+    """Network; one of dctps.models.MODELS."""
+    width: int | None = None
+    """Width of a ResNet's first stage; None is the network's own."""
+    hidden: int | None = None
+    """Units in LeNet's fourth layer; None is the paper's 82."""
+    data: str = "cifar10"
+    """Data set; one of dctps.data.DATASETS, or folder:PATH."""
+
+    density: float | None = None
+    """Fraction of the weights that train; None is the dense network."""
+    offset: Offset = "dct"
+    """Offset D of the sparse layers; None is classical pruning."""
+    allocation: str = "epl"
+    """How many weights each layer gets."""
+    alpha: float = 1.0
+    """Initial scale of D."""
+    train_alpha: bool = True
+    """Whether alpha trains."""
+    backend: str = "auto"
+    """How sparse layers compute: auto, dense or torch."""
+
+    optimizer: Literal["adam", "adamw", "sgd"] = "adam"
+    """adam adds weight decay to the gradient (L2), as the paper does; adamw decouples it."""
+    lr: float = 1e-3
+    """Learning rate."""
+    alpha_lr: float | None = None
+    """Learning rate of the alphas; None is that of everything else."""
+    momentum: float = 0.9
+    """Of sgd."""
+    weight_decay: float = 5e-4
+    """On every trainable parameter, alpha, BatchNorm and biases included."""
+    schedule: Literal["constant", "multistep", "cosine"] = "constant"
+    """Learning rate over the epochs."""
+    milestones: tuple[int, ...] = (120, 160)
+    """Epochs at which multistep multiplies the learning rate by gamma."""
+    gamma: float = 0.1
+    """Factor of multistep."""
+    legacy_lr_order: bool = False
+    """Drop one epoch early, as the published code does."""
+
+    epochs: int = 200
+    """Passes over the training data."""
+    batch_size: int = 128
+    """Images per step, over all processes."""
+    augment: bool = True
+    """Random crops and flips, where the data set has them."""
+    split: Literal["exact", "paper"] = "exact"
+    """Validation split: exactly 10 %, or the published code's one image less."""
+    seed: int = 0
+    """Of the initialisation, the support, the split and the order of the images."""
+
+    bf16: bool = False
+    """Autocast to bfloat16."""
+    channels_last: bool = False
+    """Keep images and convolutions in channels-last memory format."""
+    compile: bool = False
+    """torch.compile the network."""
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+
+@dataclasses.dataclass(frozen=True)
+class Runtime:
+    """Where and with what a run is executed; nothing here changes what is computed."""
+
+    runs: Path = Path("runs")
+    """Folder of the run folders."""
+    data_root: Path | None = None
+    """Folder of the data sets; default: $DCTPS_DATA, else the user's cache."""
+    device: str = "auto"
+    """cpu, cuda, mps, or auto: the best there is."""
+    threads: int | None = None
+    """Threads of torch on the CPU; None leaves torch's own choice."""
+    tensorboard: bool = False
+    """Also write TensorBoard events into the run folder (needs the tensorboard extra)."""
+    quiet: bool = False
+    """No progress, only errors."""
+
+
+def _check(settings: Settings) -> None:
+    for name in ("lr", "epochs", "batch_size"):
+        if not getattr(settings, name) > 0:
+            raise ValueError(f"{name} must be positive, not {getattr(settings, name)}")
+    if settings.density is not None and not 0 < settings.density <= 1:
+        raise ValueError(f"density must be in (0, 1], not {settings.density}; leave it out for the dense network")
+    if settings.weight_decay < 0 or not 0 <= settings.momentum < 1 or settings.seed < 0:
+        raise ValueError("weight_decay and seed must not be negative, momentum must be in [0, 1)")
+    for field in dataclasses.fields(settings):
+        options = typing.get_args(typing.get_type_hints(Settings)[field.name])
+        if typing.get_origin(field.type) is Literal and getattr(settings, field.name) not in options:
+            value = getattr(settings, field.name)
+            raise ValueError(f"unknown {field.name} {value!r}; choose one of: {', '.join(options)}")
+
+
+def non_defaults(settings: Settings) -> dict[str, Any]:
+    """The settings that differ from their defaults, as JSON has them (tuples are lists)."""
+    pairs = ((field.name, getattr(settings, field.name), field.default) for field in dataclasses.fields(settings))
+    return {n: list(v) if isinstance(v, tuple) else v for n, v, default in pairs if v != default}
+
+
+def run_id(settings: Settings) -> str:
+    """Twelve hexadecimal digits: the same settings have the same id, on every platform and for ever."""
+    text = json.dumps(non_defaults(settings), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def to_json(settings: Settings) -> dict[str, Any]:
+    return dataclasses.asdict(settings)
+
+
+def from_json(content: Any) -> Settings:
+    """Settings from a JSON object; keys that are left out keep their defaults, unknown ones are an error."""
+    if not isinstance(content, dict):
+        raise ValueError(f"settings are a JSON object, not {type(content).__name__}")
+    names = {field.name for field in dataclasses.fields(Settings)}
+    unknown = sorted(set(content) - names)
+    if unknown:
+        raise ValueError(f"unknown settings {', '.join(unknown)}; there are: {', '.join(sorted(names))}")
+    for name, value in content.items():
+        _check_type(name, value)
+    values: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in content.items()}
+    return Settings(**values)
+
+
+def _check_type(name: str, value: Any) -> None:
+    """JSON's own types only: a string where a number belongs would be found much later, or never."""
+    hint = str(typing.get_type_hints(Settings)[name])
+    kinds = [("int", int), ("float", int), ("float", float), ("bool", bool), ("str", str), ("Literal", str)]
+    kinds += [("tuple", list), ("None", type(None))]
+    # a bool is an int to Python, but not to us
+    if type(value) not in {kind for word, kind in kinds if word in hint}:
+        raise ValueError(f"setting {name} cannot be {value!r}; it is of type {hint.replace('typing.', '')}")
+
+
+_SGD = Settings(optimizer="sgd", lr=0.1, schedule="multistep")
+PRESETS: dict[str, Settings] = {
+    "paper-adam": Settings(),
+    "paper-sgd": _SGD,  # the paper trains DCTpS at lr 0.03: say --lr 0.03
+    "paper-lenet": Settings(model="lenet", epochs=160, batch_size=64),
+}

@@ -1,0 +1,85 @@
+"""Reading files out of folders and archives: by name, in memory, nothing is ever extracted."""
+
+import contextlib
+import dataclasses
+import gzip
+import lzma
+import os
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path, PurePosixPath
+
+from dctps.data.dataset import DataError
+
+DAMAGED = (tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, lzma.LZMAError, zlib.error, EOFError)
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """A folder or zip archive of many files, which are named relative to it with forward slashes."""
+
+    path: Path
+    stamps: dict[str, str]  # name -> what changes when the file does: its size, and its time or checksum
+    reader: Callable[[str], bytes]
+
+    def read(self, name: str) -> bytes:
+        try:
+            return self.reader(name)
+        except (*DAMAGED, NotImplementedError, RuntimeError) as error:  # the last two: methods zipfile does not know
+            raise DataError(f"{self.path}: {name} cannot be read ({error}); take another copy") from error
+
+    def under(self, prefix: str) -> "Source":
+        """The files whose names start with `prefix`, without it."""
+        stamps = {name.removeprefix(prefix): s for name, s in self.stamps.items() if name.startswith(prefix)}
+        return Source(self.path, stamps, lambda name: self.reader(prefix + name))
+
+
+@contextlib.contextmanager
+def opened(path: Path) -> Iterator[Source]:
+    """The files in a folder (links are followed, hidden names left out) or in a zip archive."""
+    path = path.resolve()  # so that it has a name, which "." has not
+    if path.is_dir():
+        yield Source(path, dict(_walk(path)), lambda name: (path / name).read_bytes())
+        return
+    try:
+        archive = zipfile.ZipFile(path)
+    except zipfile.BadZipFile as error:
+        raise DataError(f"{path} is damaged or not a zip archive ({error}); take another copy") from error
+    with archive:
+        files = [info for info in archive.infolist() if not info.is_dir()]
+        yield Source(path, {f.filename: f"{f.file_size} {f.CRC}" for f in files}, archive.read)
+
+
+def _walk(path: Path) -> Iterator[tuple[str, str]]:
+    for folder, folders, files in os.walk(path, followlinks=True):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in sorted(files):
+            if not name.startswith("."):
+                file = Path(folder, name)
+                status = file.stat()
+                yield file.relative_to(path).as_posix(), f"{status.st_size} {status.st_mtime_ns}"
+
+
+def read_tar(path: Path, names: Collection[str]) -> dict[str, bytes]:
+    """The contents of those regular members of a tar archive that have one of these names, in whichever folder."""
+    contents = {}
+    try:
+        with tarfile.open(path) as archive:
+            for member in archive:  # in one pass, since going back in a compressed file means starting again
+                name = PurePosixPath(member.name).name
+                file = archive.extractfile(member) if member.isfile() and name in names else None
+                if file is not None:
+                    contents[name] = file.read()
+    except DAMAGED as error:
+        raise DataError(f"{path} is damaged or not a tar archive ({error}); take another copy") from error
+    return contents
+
+
+def read_gz(path: Path) -> bytes:
+    """A file, unpacked if its name ends in .gz."""
+    try:
+        return gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    except DAMAGED as error:
+        raise DataError(f"{path} is damaged or not a gzip file ({error}); take another copy") from error

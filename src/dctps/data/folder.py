@@ -1,0 +1,55 @@
+"""A folder of your own images: PATH/train/<class>/ and PATH/test/<class>/ (or val), PNG or JPEG, all of one size."""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from dctps.data.archives import Source, opened
+from dctps.data.dataset import DataError, Dataset
+from dctps.data.images import decoded, is_image
+
+
+def load_folder(path: Path) -> Dataset:
+    """The classes are the folders in train/, in alphabetical order; mean and std are those of the training images."""
+    if not path.is_dir():
+        raise DataError(f"there is no folder {path}; it needs train/<class>/ and test/<class>/ with images")
+    with opened(path) as source:
+        train = _images(source, "train")
+        test = _images(source, "test") or _images(source, "val")
+        classes = sorted(set(train.values()))
+        _check(source, train, test)
+        images = decoded(source, {"train": list(train), "test": list(test)})
+    labels = [torch.tensor([classes.index(name) for name in part.values()]) for part in (train, test)]
+    mean, std = statistics(images["train"])
+    parts = images["train"], labels[0], images["test"], labels[1]
+    return Dataset(f"folder:{path}", *parts, classes=len(classes), mean=mean, std=std)
+
+
+def _images(source: Source, part: str) -> dict[str, str]:
+    """The class of each image of a part: the folder in which it lies."""
+    names = (name for name in sorted(source.stamps) if is_image(name))
+    folders = {name: name.split("/") for name in names}
+    return {name: where[1] for name, where in folders.items() if where[0] == part and len(where) > 2}
+
+
+def _check(source: Source, train: dict[str, str], test: dict[str, str]) -> None:
+    for part, found in (("train", train), ("test", test)):
+        if not found:
+            raise DataError(f"{source.path} has no image {part}/<class>/*.png, .jpg or .jpeg")
+    for name, label in test.items():
+        if label not in train.values():
+            raise DataError(f"{source.path}: {name} is of class {label}, of which train/ has no image")
+
+
+def statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of each channel of uint8 (n, channels, height, width), scaled to [0, 1]."""
+    values = torch.arange(256, dtype=torch.float64) / 255
+    counts = torch.zeros(images.shape[1], 256, dtype=torch.float64)
+    for part in images.split(1024):  # the histogram of a part, as its integers take eight times the memory
+        counts += torch.stack([torch.bincount(plane.flatten(), minlength=256) for plane in part.unbind(1)])
+    shares = counts / counts.sum(1, keepdim=True)
+    mean = shares @ values
+    std = (shares * (values - mean[:, None]).square()).sum(1).sqrt()
+    std[std == 0] = 1  # a constant channel stays constant, whatever it is divided by
+    return tuple(mean.tolist()), tuple(std.tolist())

@@ -1,0 +1,126 @@
+"""Decoding many image files once: RGB bytes of one size, kept in a safetensors file beside the source.
+
+The cache holds one tensor per part (`train`, `test`) and in its metadata a key (the names and stamps of all files,
+the size asked for) and a digest of the pixels. A cache that is of other files, or damaged, is written anew.
+"""
+
+import hashlib
+import io
+import json
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.progress import Progress
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save as serialize
+from torch import Tensor
+
+from dctps.data.archives import Source
+from dctps.data.dataset import DataError
+from dctps.data.sources import needed
+from dctps.files import write_atomically
+
+SUFFIXES = (".png", ".jpg", ".jpeg")
+Size = tuple[int, int]  # height, width
+
+
+def is_image(name: str) -> bool:
+    """Whether a file is one, by its name."""
+    return name.lower().endswith(SUFFIXES)
+
+
+def decoded(source: Source, parts: dict[str, list[str]], size: Size | None = None) -> dict[str, Tensor]:
+    """The images of each part, uint8 (n, 3, height, width), in the order of its names.
+
+    All must have the size given, or else that of the first.
+    """
+    key = _key(source, parts, size)
+    cache = source.path.with_name(f"{source.path.name}.dctps.safetensors")
+    images = _read_cache(cache, key, parts)
+    if images is None:
+        images = _decode_all(source, parts, size)
+        _write_cache(cache, key, images)
+    return images
+
+
+# --- decoding -------------------------------------------------------------------------------------------------------
+
+
+def _decode_all(source: Source, parts: dict[str, list[str]], size: Size | None) -> dict[str, Tensor]:
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(f"decoding {source.path.name}", total=sum(map(len, parts.values())))
+        images = {}
+        for part, names in parts.items():
+            images[part] = _decode(source, names, size, lambda: progress.advance(task))
+            size = (images[part].shape[2], images[part].shape[3])
+    return images
+
+
+def _decode(source: Source, names: list[str], size: Size | None, advance: Callable[[], None]) -> Tensor:
+    """uint8 (n, 3, height, width)."""
+    images = torch.empty(0, dtype=torch.uint8)
+    for index, name in enumerate(names):
+        image = _pixels(source, name)
+        size = size or (image.shape[0], image.shape[1])
+        if image.shape[:2] != size:
+            found, wanted = (f"{height} x {width}" for height, width in (image.shape[:2], size))
+            raise DataError(f"{source.path}: {name} has {found} pixels, but {wanted} are needed; all must be the same")
+        if not index:
+            images = torch.empty((len(names), 3, *size), dtype=torch.uint8)
+        images[index] = torch.from_numpy(image).permute(2, 0, 1)
+        advance()
+    return images
+
+
+def _pixels(source: Source, name: str) -> np.ndarray:
+    """uint8 (height, width, 3)."""
+    pillow = needed("PIL.Image", "pillow", "data")
+    content = source.read(name)
+    try:
+        with pillow.open(io.BytesIO(content)) as image:
+            return np.array(image.convert("RGB"))
+    except Exception as error:  # a damaged image can raise nearly anything
+        raise DataError(f"{source.path}: the image {name} cannot be decoded ({error}); replace or remove it") from error
+
+
+# --- the cache ------------------------------------------------------------------------------------------------------
+
+
+def _key(source: Source, parts: dict[str, list[str]], size: Size | None) -> str:
+    files = {part: [(name, source.stamps[name]) for name in names] for part, names in parts.items()}
+    return hashlib.blake2b(json.dumps([files, size]).encode(), digest_size=16).hexdigest()
+
+
+def _digest(images: dict[str, Tensor]) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for part, tensor in sorted(images.items()):
+        digest.update(f"|{part}|{tuple(tensor.shape)}|".encode())
+        digest.update(tensor.contiguous().numpy().data)
+    return digest.hexdigest()
+
+
+def _read_cache(cache: Path, key: str, parts: dict[str, list[str]]) -> dict[str, Tensor] | None:
+    """The images of a cache that is whole and of these files, else None."""
+    try:
+        with safe_open(cache, framework="pt") as file:
+            metadata = file.metadata() or {}
+            if metadata.get("key") != key:
+                return None
+            images = {part: file.get_tensor(part) for part in parts}
+    except (SafetensorError, OSError, ValueError, RuntimeError):
+        return None
+    return images if metadata.get("digest") == _digest(images) else None
+
+
+def _write_cache(cache: Path, key: str, images: dict[str, Tensor]) -> None:
+    content = serialize(images, {"key": key, "digest": _digest(images)})
+    try:
+        write_atomically(cache, lambda temporary: temporary.write_bytes(content))
+    except OSError as error:  # a folder of others, or a full disk: the images are there all the same
+        warnings.warn(
+            f"the decoded images cannot be kept in {cache} ({error}); next time they are decoded again", stacklevel=2
+        )

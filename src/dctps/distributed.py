@@ -1,0 +1,73 @@
+"""Several processes: who they are, sums over them, and what crosses the wire."""
+
+import contextlib
+import dataclasses
+import math
+import os
+from collections.abc import Iterator
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from dctps.layers import DpsLayer
+
+
+@dataclasses.dataclass(frozen=True)
+class Processes:
+    """This process among those that torchrun started; alone without it."""
+
+    rank: int = 0
+    world: int = 1
+
+    @property
+    def first(self) -> bool:
+        return self.rank == 0
+
+    def sum(self, numbers: list[float], device: torch.device) -> list[float]:
+        """The sums of some numbers over all processes."""
+        if self.world == 1:
+            return numbers
+        tensor = torch.tensor(numbers, dtype=torch.float64, device=device)
+        dist.all_reduce(tensor)
+        return [float(n) for n in tensor.tolist()]
+
+    def wait(self) -> None:
+        if self.world > 1:
+            dist.barrier()
+
+    def parallel(self, model: nn.Module) -> nn.Module:
+        """The model under DistributedDataParallel; its positions never cross the wire, they follow from the seed."""
+        if self.world == 1:
+            return model
+        positions = [name for name, _ in model.named_buffers() if name.rpartition(".")[2] == "positions"]
+        wrapper = nn.parallel.DistributedDataParallel
+        wrapper._set_params_and_buffers_to_ignore_for_model(model, positions)
+        return wrapper(model)
+
+
+@contextlib.contextmanager
+def processes(device: torch.device) -> Iterator[Processes]:
+    """Join the processes of torchrun, if there are any, and leave them at the end."""
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    if world == 1:
+        yield Processes()
+        return
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    try:
+        yield Processes(dist.get_rank(), world)
+    finally:
+        dist.destroy_process_group()
+
+
+def wire_bytes(model: nn.Module) -> tuple[int, int]:
+    """Bytes of gradients that a process sends each step, and those of the dense network."""
+    sent = sum(_bytes(p) for p in model.parameters() if p.requires_grad)
+    layers = [m for m in model.modules() if isinstance(m, DpsLayer)]
+    dense = sum((math.prod(m.geometry.weight_shape) - m.nnz) * m.values.element_size() for m in layers)
+    alphas = sum(_bytes(m.alpha) for m in layers if isinstance(m.alpha, nn.Parameter))
+    return sent, sent + dense - alphas
+
+
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()

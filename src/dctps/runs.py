@@ -1,0 +1,118 @@
+"""A run is a folder: config.json, metrics.jsonl, result.json, last.pt, best.safetensors.
+
+Every file is written atomically, so a run that was killed at any moment continues from its last checkpoint.
+`last.pt` is read with torch's restricted loader, which makes tensors and plain values and nothing else.
+"""
+
+import contextlib
+import fcntl
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save as serialize
+from torch import nn
+
+from dctps.checkpoint import save
+from dctps.config import Settings, run_id, to_json
+from dctps.files import write_atomically
+from dctps.layers import DpsLayer
+
+
+class RunError(RuntimeError):
+    """A run that cannot start or go on; the message says why, and what is still there."""
+
+
+class Run:
+    """The folder of one run."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.last, self.best = folder / "last.pt", folder / "best.safetensors"
+        self.metrics, self.result = folder / "metrics.jsonl", folder / "result.json"
+
+    @classmethod
+    def of(cls, settings: Settings, runs: Path) -> "Run":
+        """The run of these settings: made if it is not there, refused if it is another's."""
+        run = cls(runs / run_id(settings))
+        config = run.folder / "config.json"
+        try:
+            run.folder.mkdir(parents=True, exist_ok=True)
+            if not config.exists():
+                write_atomically(config, lambda file: file.write_text(json.dumps(to_json(settings), indent=1) + "\n"))
+        except OSError as error:
+            raise RunError(
+                f"cannot make the run folder {run.folder}: {error.strerror}; choose another with --runs"
+            ) from error
+        return run
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Nobody else may train in this folder meanwhile; the lock goes with the process, however it ends."""
+        with (self.folder / "lock").open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise RunError(f"another process is training in {self.folder}") from None
+            yield
+
+    def finished(self) -> dict[str, Any] | None:
+        """The result, if there is one."""
+        try:
+            return dict(json.loads(self.result.read_text()))
+        except FileNotFoundError:
+            return None
+        except ValueError as error:
+            raise RunError(f"{self.result} is damaged ({error}); delete it to finish the run again") from error
+
+    def save_state(self, state: dict[str, Any]) -> None:
+        self._write(self.last, lambda file: torch.save(state, file))
+
+    def load_state(self) -> dict[str, Any] | None:
+        """The last checkpoint, if there is one."""
+        if not self.last.exists():
+            return None
+        try:
+            return dict(torch.load(self.last, map_location="cpu", weights_only=True))
+        except Exception as error:
+            raise RunError(f"{self.last} is damaged ({error}); delete it to start this run again") from error
+
+    def save_best(self, model: nn.Module) -> None:
+        """The network as a file of its own: sparse ones in our format, dense ones as plain safetensors."""
+        if any(isinstance(module, DpsLayer) for module in model.modules()):
+            self._write(self.best, lambda file: save(model, file))
+            return
+        state = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+        self._write(self.best, lambda file: file.write_bytes(serialize(state)))
+
+    def save_result(self, result: dict[str, Any]) -> None:
+        self._write(self.result, lambda file: file.write_text(json.dumps(result, indent=1) + "\n"))
+
+    def keep_metrics_before(self, epoch: int) -> None:
+        """Drop what was written after the checkpoint that the run goes on from: those epochs come again."""
+        lines = self.metrics.read_text().splitlines() if self.metrics.exists() else []
+        kept = []
+        for line in lines:
+            with contextlib.suppress(ValueError):  # a line cut short by a kill
+                if json.loads(line)["epoch"] < epoch:
+                    kept.append(line)
+        self._write(self.metrics, lambda file: file.write_text("".join(f"{line}\n" for line in kept)))
+
+    def add_metrics(self, row: dict[str, Any]) -> None:
+        try:
+            with self.metrics.open("a") as file:
+                file.write(json.dumps(row) + "\n")
+        except OSError as error:
+            raise self._cannot_write(self.metrics, error) from error
+
+    def _write(self, path: Path, write: Any) -> None:
+        try:
+            write_atomically(path, write)
+        except (OSError, RuntimeError) as error:  # torch.save reports a full disk as a RuntimeError
+            raise self._cannot_write(path, error) from error
+
+    def _cannot_write(self, path: Path, error: Exception) -> RunError:
+        kept = f"the last good checkpoint is {self.last}" if self.last.exists() else "there is no checkpoint yet"
+        return RunError(f"cannot write {path}: {getattr(error, 'strerror', None) or error}; {kept}")

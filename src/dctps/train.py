@@ -1,0 +1,354 @@
+"""One plain resumable loop: the paper's protocol, end to end.
+
+Everything random in a step follows from (seed, epoch, step, process): the order of the images, their crops and flips,
+and torch's own generator, which is seeded anew for each step. A run that continues from a checkpoint therefore does
+exactly what it would have done without the interruption.
+"""
+
+import contextlib
+import dataclasses
+import json
+import math
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dctps import data, models
+from dctps.config import Runtime, Settings, non_defaults, run_id, to_json
+from dctps.console import Reporter, duration
+from dctps.convert import sparsify
+from dctps.data.batches import Batches, split
+from dctps.distributed import Processes, processes, wire_bytes
+from dctps.guards import Signals, first_bad_layer, flushed_denormals
+from dctps.optimise import build_optimiser, learning_rate, set_learning_rate
+from dctps.provenance import provenance
+from dctps.report import report
+from dctps.runs import Run, RunError
+from dctps.support import derive_seed
+
+EVAL_BATCH = 256
+
+
+class Interrupted(RuntimeError):  # noqa: N818
+    """Ended by a signal, with its state saved."""
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def fit(
+    settings: Settings,
+    runtime: Runtime = Runtime(),  # noqa: B008
+    on_epoch: Callable[[dict[str, Any]], object] = lambda row: None,
+) -> dict[str, Any]:
+    """Train a network, or go on where it stopped; returns the result, which is also in the run folder.
+
+    `on_epoch` is called with each row of metrics.
+
+    A finished run is not trained again. `dctps.runs.RunError` where it cannot start or go on; `Interrupted` where a
+    signal ended it.
+    """
+    device = choose_device(runtime.device)
+    if runtime.threads is not None:
+        torch.set_num_threads(runtime.threads)
+    run = Run.of(settings, runtime.runs)
+    finished = run.finished()
+    if finished is not None:
+        Reporter(runtime.quiet).say(f"{run.folder} is finished: {_summary(finished)}")
+        return finished
+    with contextlib.ExitStack() as stack:
+        group = stack.enter_context(processes(device))
+        stack.enter_context(flushed_denormals())
+        stack.enter_context(torch.random.fork_rng())
+        if group.first:
+            stack.enter_context(run.locked())
+        trainer = Trainer(settings, runtime, run, group, device)
+        trainer.on_epoch = on_epoch
+        return trainer.train()
+
+
+def choose_device(name: str) -> torch.device:
+    if name != "auto":
+        return torch.device(name)
+    if torch.cuda.is_available():
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+
+
+def prepare(settings: Settings, dataset: data.Dataset, device: torch.device) -> nn.Module:
+    """The network before its first step: built, its support chosen, on its device."""
+    torch.manual_seed(settings.seed)
+    options = {name: value for name in ("width", "hidden") if (value := getattr(settings, name)) is not None}
+    model = models.build(settings.model, dataset.classes, in_channels=dataset.train_images.shape[1], **options)
+    if settings.density is not None:
+        sparsify(
+            model,
+            settings.density,
+            offset=settings.offset,
+            allocation=settings.allocation,
+            alpha=settings.alpha,
+            train_alpha=settings.train_alpha,
+            seed=settings.seed,
+            backend=settings.backend,
+        )
+    layout = torch.channels_last if settings.channels_last else torch.contiguous_format
+    return model.to(device).to(memory_format=layout)  # type: ignore[call-overload, no-any-return]
+
+
+@dataclasses.dataclass
+class Progress:
+    """Where a run is: what a checkpoint holds beside the network and the optimiser."""
+
+    epoch: int = 0  # the epoch at work
+    step: int = 0  # steps done in it
+    loss: float = 0.0  # sums over its images so far
+    correct: float = 0.0
+    images: float = 0.0
+    seconds: float = 0.0  # of training, in all sittings
+    best_validation: float = -1.0
+    best_epoch: int = -1
+    test_at_best: float = float("nan")
+
+
+class Trainer:
+    """One run in one process."""
+
+    def __init__(self, settings: Settings, runtime: Runtime, run: Run, group: Processes, device: torch.device) -> None:
+        self.settings, self.runtime, self.run, self.group, self.device = settings, runtime, run, group, device
+        self.reporter = Reporter(runtime.quiet or not group.first)
+        self.dataset = data.load(settings.data, runtime.data_root)
+        self.model = prepare(settings, self.dataset, device)
+        self.optimiser = build_optimiser(self.model, settings)
+        self.stepper = self.optimiser  # rewiring takes its place: anything with step() and state_dict()
+        self.progress = Progress()
+        self.training, self.validation, self.test = self._batches()
+        self.wire = wire_bytes(self.model)
+        self._restore()
+        compiled = torch.compile(self.model) if settings.compile else self.model
+        self.network = group.parallel(compiled)  # type: ignore[arg-type]
+        self.board = _board(runtime, run) if group.first else None
+        self.on_epoch: Callable[[dict[str, Any]], object] = lambda row: None
+
+    # --- data
+
+    def _batches(self) -> tuple[Batches, Batches, Batches]:
+        d, s = self.dataset, self.settings
+        everything = torch.arange(len(d.train_labels))
+        train, validation = (
+            (everything, everything[:0]) if d.selects_on_test else split(len(everything), s.seed, s.split)
+        )
+        augment = {"padding": d.padding, "flip": d.flip} if s.augment else {}
+        training = self._over(d.train_images, d.train_labels, train, s.batch_size, shuffle=True, seed=s.seed, **augment)
+        test = self._over(d.test_images, d.test_labels, torch.arange(len(d.test_labels)), EVAL_BATCH)
+        if d.selects_on_test:
+            return training, test, test
+        return training, self._over(d.train_images, d.train_labels, validation, EVAL_BATCH), test
+
+    def _over(self, images: Tensor, labels: Tensor, indices: Tensor, batch_size: int, **options: Any) -> Batches:
+        options |= {"device": self.device, "channels_last": self.settings.channels_last}
+        options |= {"rank": self.group.rank, "world": self.group.world}
+        return Batches(images, labels, indices, batch_size, self.dataset.mean, self.dataset.std, **options)
+
+    # --- the loop
+
+    def train(self) -> dict[str, Any]:
+        self._introduce()
+        p, steps = self.progress, len(self.training)
+        self.reporter.start(self.settings.epochs, steps, p.epoch * steps + p.step)
+        try:
+            with Signals() as signals:
+                while p.epoch < self.settings.epochs:
+                    self._epoch(signals)
+                    self._finish_epoch()
+        finally:
+            self.reporter.stop()
+        return self._finish()
+
+    def _epoch(self, signals: Signals) -> None:
+        p, s = self.progress, self.settings
+        self.network.train()
+        set_learning_rate(self.optimiser, learning_rate(s, p.epoch))
+        size, started, before = len(self.training.indices), time.perf_counter(), p.images
+        for x, y in self.training.epoch(p.epoch, start=p.step):
+            whole = min(s.batch_size, size - p.step * s.batch_size)
+            if self.group.world == 1 or whole >= 2 * self.group.world:  # too few images to share out
+                self._step(x, y, whole, signals)
+            p.step += 1
+            rate = (p.images - before) / max(1e-9, time.perf_counter() - started)
+            seen = max(1.0, p.images)
+            self.reporter.step(p.epoch, p.loss / seen, p.correct / seen, rate)
+            if signals.received and p.step < len(self.training):
+                p.seconds += time.perf_counter() - started
+                self._interrupt(signals)
+        p.seconds += time.perf_counter() - started
+        self.rate = (p.images - before) / max(1e-9, time.perf_counter() - started)
+
+    def _step(self, x: Tensor, y: Tensor, whole: int, signals: Signals) -> None:
+        """One step on this process's share of a batch of `whole` images."""
+        p = self.progress
+        torch.manual_seed(derive_seed(self.settings.seed, f"step/{p.epoch}/{p.step}/{self.group.rank}"))
+        self.optimiser.zero_grad()
+        with self._autocast():
+            logits = self.network(x)
+            # the mean over the whole batch, times the processes that DistributedDataParallel divides by
+            loss = F.cross_entropy(logits.float(), y, reduction="sum") * (self.group.world / whole)
+        correct = (logits.argmax(1) == y).sum().item()
+        sums = [loss.item() * whole / self.group.world, correct, len(y), signals.received is not None]
+        total, correct, images, stopped = self.group.sum(sums, self.device)
+        if not math.isfinite(total):  # before the step, which would spread it over all weights
+            raise RunError(self._diagnosis(x, total))
+        if stopped and not signals.received:  # another process was told to stop: all do
+            signals.received = signal.SIGTERM
+        loss.backward()
+        self.stepper.step()
+        p.loss, p.correct, p.images = p.loss + total, p.correct + correct, p.images + images
+
+    def _autocast(self) -> torch.autocast:
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.settings.bf16)
+
+    def _finish_epoch(self) -> None:
+        p = self.progress
+        started = time.perf_counter()
+        validation = self.accuracy(self.validation)
+        if validation > p.best_validation:  # strictly: the earliest of equals stays the best
+            test = validation if self.dataset.selects_on_test else self.accuracy(self.test)
+            p.best_validation, p.best_epoch, p.test_at_best = validation, p.epoch, test
+            if self.group.first:
+                self.run.save_best(self.model)
+        p.seconds += time.perf_counter() - started
+        row = {
+            "epoch": p.epoch,
+            "loss": p.loss / p.images,
+            "train": p.correct / p.images,
+            "validation": validation,
+            "lr": learning_rate(self.settings, p.epoch),
+            "seconds": round(p.seconds, 3),
+            "images_per_second": round(self.rate, 1),
+        }
+        p.epoch, p.step, p.loss, p.correct, p.images = p.epoch + 1, 0, 0.0, 0.0, 0.0
+        self._record(row)
+        self.group.wait()
+
+    def _record(self, row: dict[str, Any]) -> None:
+        if not self.group.first:
+            return
+        self.run.add_metrics(row)
+        self._save()
+        self.reporter.epoch(
+            row, self.progress.seconds / self.progress.epoch * (self.settings.epochs - self.progress.epoch)
+        )
+        self.on_epoch(row)
+        if self.board is not None:
+            for name in ("loss", "train", "validation", "lr"):
+                self.board.add_scalar(name, row[name], row["epoch"])
+
+    @torch.no_grad()
+    def accuracy(self, batches: Batches) -> float:
+        """The fraction of images classified rightly, over all processes."""
+        self.model.eval()
+        correct = images = 0.0
+        for x, y in batches.epoch(0):
+            with self._autocast():
+                correct += (self.model(x).argmax(1) == y).sum().item()
+            images += len(y)
+        correct, images = self.group.sum([correct, images], self.device)
+        return correct / images
+
+    # --- state
+
+    def _save(self) -> None:
+        state = {"model": self.model.state_dict(), "optimiser": self.optimiser.state_dict()}
+        self.run.save_state({**state, "progress": dataclasses.asdict(self.progress), "id": run_id(self.settings)})
+
+    def _restore(self) -> None:
+        state = self.run.load_state()
+        if state is not None:
+            try:
+                self.model.load_state_dict(state["model"])
+                self.optimiser.load_state_dict(state["optimiser"])
+                self.progress = Progress(**state["progress"])
+            except (KeyError, TypeError, ValueError, RuntimeError) as error:
+                raise RunError(f"{self.run.last} does not fit this run ({error}); delete it to start again") from error
+        if self.group.first:
+            self.run.keep_metrics_before(self.progress.epoch)
+        self.resumed = state is not None
+        self.group.wait()
+
+    def _interrupt(self, signals: Signals) -> None:
+        if self.group.first:
+            self._save()
+        where = f"epoch {self.progress.epoch + 1}, step {self.progress.step}"
+        message = f"stopped at {where}; the state is in {self.run.last}, the same command goes on from there"
+        raise Interrupted(message, 128 + signals.received) if signals.received else Interrupted(message, 1)
+
+    # --- words
+
+    def _introduce(self) -> None:
+        say, settings = self.reporter.say, non_defaults(self.settings)
+        say("settings: " + (", ".join(f"{k}={v}" for k, v in settings.items()) or "all defaults (paper-adam)"))
+        if self.settings.density is not None:
+            say(str(report(self.model)))
+        if self.group.world > 1:
+            sent, dense = self.wire
+            say(f"{self.group.world} processes; gradients per step: {sent:,} bytes each (dense network: {dense:,})")
+        say(
+            f"run folder: {self.run.folder}"
+            + (f", going on at epoch {self.progress.epoch + 1}" if self.resumed else "")
+        )
+
+    def _diagnosis(self, x: Tensor, loss: float) -> str:
+        p = self.progress
+        kept = (
+            f"the last good checkpoint is {self.run.last}" if self.run.last.exists() else "there is no checkpoint yet"
+        )
+        return f"the loss is {loss} at epoch {p.epoch + 1}, step {p.step + 1}: {first_bad_layer(self.model, x)}; {kept}"
+
+    def _finish(self) -> dict[str, Any]:
+        p = self.progress
+        final = {"final_validation": self.accuracy(self.validation), "final_test": self.accuracy(self.test)}
+        made = report(self.model)
+        weights = sum(w.numel() for w in self.model.parameters() if w.dim() > 1)
+        counts = {"asked": made.asked.nnz, "got": made.nnz, "size": made.size} if made.asked else {"got": weights}
+        result = {
+            "id": run_id(self.settings),
+            "settings": to_json(self.settings),
+            "accuracy": {
+                "best_validation": p.best_validation,
+                "best_epoch": p.best_epoch,
+                "test_at_best": p.test_at_best,
+                **final,
+            },
+            "weights": counts,
+            "bytes": {"file": self.run.best.stat().st_size, "per_step": self.wire[0], "dense_per_step": self.wire[1]},
+            "seconds": round(p.seconds, 3),
+            "processes": self.group.world,
+            **provenance(),
+        }
+        result = dict(json.loads(json.dumps(result)))  # as a later launch will read it
+        if self.group.first:
+            self.run.save_result(result)
+        self.reporter.say(f"finished in {duration(p.seconds)}: {_summary(result)}")
+        return result
+
+
+def _summary(result: dict[str, Any]) -> str:
+    accuracy = result["accuracy"]
+    best = f"{100 * accuracy['test_at_best']:.2f} % at the best validation epoch ({accuracy['best_epoch'] + 1})"
+    return f"test accuracy {best}, {100 * accuracy['final_test']:.2f} % at the end"
+
+
+def _board(runtime: Runtime, run: Run) -> Any:
+    if not runtime.tensorboard:
+        return None
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ModuleNotFoundError as error:
+        raise RunError("--tensorboard needs tensorboard; install it with: pip install 'dctps[tensorboard]'") from error
+    return SummaryWriter(str(Path(run.folder) / "tensorboard"))
