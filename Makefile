@@ -48,6 +48,7 @@ types: $(VENV)/.dev  ## mypy, strict
 
 bench: $(VENV)/.dev  ## benchmarks; writes results/bench-*.csv
 	$(BIN)/python benchmarks/linear_step.py
+	$(BIN)/python benchmarks/input_pipeline.py --step
 
 clean:  ## the environment and everything that tools leave behind
 	rm -rf $(VENV) demo .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,22 +1,20 @@
 """Augmented images per second that `Batches` makes on one thread: random crop, mirroring, normalisation.
 
-    python benchmarks/input_pipeline.py [--count 50000] [--size 32] [--batch 128] [--seconds 3]
+    python benchmarks/input_pipeline.py [--count 50000] [--size 32] [--batch 128] [--seconds 3] [--step]
 
 Writes results/bench-input-pipeline-<cpu>-<torch>.csv: images per second of random images of the size of CIFAR's,
 with and without augmentation and in both memory formats; the median of several runs.
 """
 
 import argparse
-import csv
-import platform
 import statistics
-import subprocess
 import time
-from pathlib import Path
 
 import torch
+from table import write
 
 from dctps.data import Batches
+from dctps.models import build
 
 RUNS = 5
 
@@ -31,18 +29,6 @@ def images_per_second(batches: Batches, seconds: float) -> float:
             if elapsed > seconds:
                 return count / elapsed
         epoch += 1
-
-
-def cpu() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []:
-        if line.startswith("model name"):
-            return line.split(":")[1].strip()
-    return platform.processor() or platform.machine()
-
-
-def commit() -> str:
-    run = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False)
-    return run.stdout.strip() or "unknown"
 
 
 def measure(options: argparse.Namespace) -> list[tuple[bool, bool, int]]:
@@ -60,23 +46,42 @@ def measure(options: argparse.Namespace) -> list[tuple[bool, bool, int]]:
     return rows
 
 
+def resnet18_step(batch: int) -> float:
+    """Seconds of one training step of the dense network with Adam: the median of three."""
+    net = build("resnet18")
+    optimiser = torch.optim.Adam(net.parameters())
+    x, y = torch.randn(batch, 3, 32, 32), torch.randint(10, (batch,))
+    times = []
+    for _ in range(4):
+        start = time.perf_counter()
+        optimiser.zero_grad()
+        torch.nn.functional.cross_entropy(net(x), y).backward()
+        optimiser.step()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times[1:])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=50_000)
     parser.add_argument("--size", type=int, default=32)
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--seconds", type=float, default=3.0)
+    parser.add_argument("--step", action="store_true", help="also time a ResNet18 step, for the share of the input")
     options = parser.parse_args()
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    measured_on = commit()  # before the table, a tracked file, is written
     rows = measure(options)
-    name = f"bench-input-pipeline-{cpu().replace(' ', '_')}-torch{torch.__version__.split('+')[0]}.csv"
-    path = Path(__file__).parents[1] / "results" / name
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["augmented", "channels_last", "images_per_s", "count", "size", "batch", "threads", "commit"])
-        writer.writerows([*row, options.count, options.size, options.batch, 1, measured_on] for row in rows)
-    print(f"written: {path}")
+    header = ["augmented", "channels_last", "images_per_s", "count", "size", "batch", "threads"]
+    write("input-pipeline", header, [[*row, options.count, options.size, options.batch, 1] for row in rows])
+    if options.step:
+        torch.set_num_threads(threads)
+        step = resnet18_step(options.batch)
+        share = options.batch / rows[0][2] / step
+        print(
+            f"ResNet18 step, batch {options.batch}, {threads} threads: {step:.2f} s; its batch takes {share:.2%} of it"
+        )
+        write("input-share", ["batch", "threads", "step_s", "share"], [[options.batch, threads, round(step, 3), share]])
 
 
 if __name__ == "__main__":

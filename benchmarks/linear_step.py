@@ -7,16 +7,13 @@ turn in one run. Dense layers of 16384 x 16384 need 4.3 GB for weight, gradient 
 """
 
 import argparse
-import csv
 import gc
-import platform
 import statistics
-import subprocess
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
+from table import write
 from torch import nn
 
 import dctps
@@ -45,18 +42,6 @@ def median_ms(run: Callable[[], None], repeats: int) -> float:
     return 1e3 * statistics.median(times)
 
 
-def cpu() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []:
-        if line.startswith("model name"):
-            return line.split(":")[1].strip()
-    return platform.processor() or platform.machine()
-
-
-def commit() -> str:
-    run = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False)
-    return run.stdout.strip() or "unknown"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", type=int, nargs="+", default=[1024, 4096, 16384])
@@ -65,7 +50,6 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7)
     options = parser.parse_args()
     torch.set_flush_denormal(True)
-    measured_on = commit()  # before the table, a tracked file, is written
     rows = []
     for size in options.sizes:
         layer = dctps.DpsLinear(size, size, density=options.density)
@@ -77,13 +61,8 @@ def main() -> None:
         print(
             f"{size:>6} x {size:<6} nnz {layer.nnz:>6}: dense {dense:9.2f} ms, sparse {sparse:7.2f} ms, {ratio:6.1f}x"
         )
-    name = f"bench-linear-step-{cpu().replace(' ', '_')}-torch{torch.__version__.split('+')[0]}.csv"
-    path = Path(__file__).parents[1] / "results" / name
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["size", "batch", "density", "nnz", "dense_ms", "sparse_ms", "ratio", "threads", "commit"])
-        writer.writerows([*row, torch.get_num_threads(), measured_on] for row in rows)
-    print(f"written: {path}")
+    header = ["size", "batch", "density", "nnz", "dense_ms", "sparse_ms", "ratio", "threads"]
+    write("linear-step", header, [[*row, torch.get_num_threads()] for row in rows])
 
 
 if __name__ == "__main__":

@@ -25,6 +25,8 @@ def test_ids_are_of_what_differs():
     assert non_defaults(Settings(lr=1e-3, seed=4)) == {"seed": 4}
     assert run_id(Settings(seed=0)) == run_id(Settings())
     assert run_id(Settings(seed=1)) != run_id(Settings())
+    assert run_id(Settings(weight_decay=0)) == run_id(Settings(weight_decay=-0.0)) == run_id(Settings(weight_decay=0.0))
+    assert run_id(from_json({"lr": 1})) == run_id(Settings(lr=1.0))
 
 
 @pytest.mark.parametrize("settings", [*PRESETS.values(), Settings(density=0.01, offset=None, milestones=())])
@@ -43,6 +45,12 @@ def test_json_round_trip(settings):
         ({"lr": None}, "setting lr cannot be None"),
         ({"optimizer": "lion"}, "unknown optimizer 'lion'; choose one of: adam, adamw, sgd"),
         ({"epochs": 0}, "epochs must be positive"),
+        ({"milestones": 120}, "setting milestones cannot be 120"),
+        ({"milestones": [1.5]}, r"setting milestones cannot be \(1.5,\)"),
+        ({"weight_decay": float("nan")}, "setting weight_decay cannot be nan"),
+        ({"lr": float("inf")}, "setting lr cannot be inf"),
+        ({"alpha_lr": -1.0}, "alpha_lr must be positive"),
+        ({"width": -3}, "width must be positive"),
         ({"density": 2.0}, r"density must be in \(0, 1\]"),
         ({"seed": -1}, "must not be negative"),
     ],

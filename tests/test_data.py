@@ -178,6 +178,46 @@ def test_cifar_in_every_official_form(version, form, where, tmp_path):
     assert sorted(tmp_path.rglob("*")) == before  # nothing was extracted
 
 
+@pytest.mark.parametrize(("version", "file"), [("10-binary", "test_batch.bin"), ("100-binary", "train.bin")])
+def test_a_file_cut_at_a_record_is_found_beside_a_whole_one(version, file, tmp_path):
+    """Where any file has the official number of images, all must."""
+    contents, _, _ = cifar_files(version)
+    record = len(next(iter(contents.values()))) // 3
+    whole = {name: bytes(record * (50_000 if name == "train.bin" else 10_000)) for name in contents}
+    write_files(tmp_path, {**whole, file: bytes(7 * record)})
+    with pytest.raises(DataError, match=rf"the files must hold .*'{file}': 7"):
+        load(f"cifar{version.split('-')[0]}", tmp_path)
+
+
+def test_a_flipped_bit_in_a_compressed_archive_is_found(tmp_path):
+    """Compressible content, where most flips still unpack: only the checksum at the end of the stream tells."""
+    contents, _, _ = cifar_files("10-binary")
+    contents = {name: bytes(3073 * 3) for name in contents}
+    path = tmp_path / "cifar-10-binary.tar.gz"
+    write_tar(path, contents, "cifar-10-batches-bin")
+    original = path.read_bytes()
+    found = 0
+    for position in range(20, len(original), 3):
+        path.write_bytes(original[:position] + bytes([original[position] ^ 4]) + original[position + 1 :])
+        try:
+            data = load("cifar10", tmp_path)
+        except DataError:
+            found += 1
+        else:
+            assert not data.train_images.any()
+    assert found > 0.9 * len(range(20, len(original), 3))
+
+
+def test_sizes_that_a_header_only_claims_are_not_allocated(tmp_path):
+    path = tmp_path / "cifar-10-binary.tar.gz"
+    with tarfile.open(path, "w:gz") as archive:
+        info = tarfile.TarInfo("cifar-10-batches-bin/data_batch_1.bin")
+        info.size = 10**12
+        archive.fileobj.write(info.tobuf())
+    with pytest.raises(DataError, match=r"claims 1,000,000,000,000 bytes|damaged"):
+        load("cifar10", tmp_path)
+
+
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize(
     ("damage", "message"),
@@ -185,7 +225,7 @@ def test_cifar_in_every_official_form(version, form, where, tmp_path):
         (lambda c: c[:-1], r"data_batch_2\.bin has a wrong length: record 2 has 3072 of 3073 bytes"),
         (lambda c: c + b"x", r"data_batch_2\.bin has a wrong length: record 3 has 1 of 3073 bytes"),
         (lambda c: b"", r"data_batch_2\.bin has a wrong length: record 0 has 0 of 3073"),
-        (lambda c: c[:3073], "must hold equally many images.*'data_batch_2.bin': 1"),
+        (lambda c: c[:3073], "files must hold.*not .*'data_batch_2.bin': 1"),
         (lambda c: c[:3073] + b"\x0a" + c[3074:], r"data_batch_2\.bin: record 1 has label 10, not one of 0 to 9"),
     ],
 )

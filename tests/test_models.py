@@ -8,6 +8,9 @@ from torch import nn
 
 import dctps
 from dctps.models import MODELS, build
+from dctps.models.fixup_resnet import FixupBlock
+from dctps.models.mobilenetv2 import InvertedResidual
+from dctps.models.resnet import BasicBlock, Bottleneck
 from dctps.survey import prunable
 from shapes import NETWORKS
 
@@ -74,6 +77,65 @@ def test_every_parameter_gets_a_gradient(name):
 def test_64_pixels(name):
     options = {"width": 8} if name == "resnet18" else {}
     assert build(name, num_classes=20, **options)(torch.randn(2, 3, 64, 64)).shape == (2, 20)
+
+
+# Sizes of the feature maps of a 32 x 32 image, and after how many convolutions and linear layers each begins.
+# ResNet50: the stride is on the 3 x 3 of the first block of a stage, so its 1 x 1 before still sees the larger map.
+MAPS = {
+    "lenet": [(0, (28, 28)), (1, (10, 10)), (2, (1, 1)), (3, ())],
+    "vgg19": [(0, (32, 32)), (2, (16, 16)), (4, (8, 8)), (8, (4, 4)), (12, (2, 2)), (16, ())],
+    "resnet18": [(0, (32, 32)), (5, (16, 16)), (10, (8, 8)), (15, (4, 4)), (20, ())],
+    "resnet50": [(0, (32, 32)), (12, (16, 16)), (25, (8, 8)), (44, (4, 4)), (53, ())],
+    "mobilenetv2": [(0, (32, 32)), (13, (16, 16)), (22, (8, 8)), (44, (4, 4)), (57, ())],
+    "fixup_resnet110": [(0, (32, 32)), (37, (16, 16)), (73, (8, 8)), (109, ())],
+}
+
+
+@pytest.mark.parametrize("name", MAPS)
+def test_feature_maps_shrink_where_they_should(name):
+    net, sizes = build(name).eval(), []
+    for layer in prunable(net).values():
+        layer.register_forward_hook(lambda module, inputs, y: sizes.append(tuple(y.shape[2:])))
+    with torch.no_grad():
+        net(torch.randn(1, 3, 32, 32))
+    changes = [(i, size) for i, size in enumerate(sizes) if i == 0 or sizes[i - 1] != size]
+    assert changes == MAPS[name]
+
+
+def test_blocks_by_their_formulas():
+    """Each block against its formula written out, in eval mode with random statistics."""
+    F = nn.functional
+    x = torch.randn(2, 16, 6, 6)
+
+    def randomised(block):
+        for tensor in [*block.parameters(), *block.buffers()]:
+            if tensor.is_floating_point():
+                nn.init.uniform_(tensor, 0.5, 1.5)
+        return block.eval()
+
+    b = randomised(BasicBlock(16, 16, 1))
+    torch.testing.assert_close(b(x), F.relu(b.bn2(b.conv2(F.relu(b.bn1(b.conv1(x))))) + x))
+    b = randomised(Bottleneck(16, 8, 2))
+    inner = F.relu(b.bn2(b.conv2(F.relu(b.bn1(b.conv1(x))))))
+    torch.testing.assert_close(b(x), F.relu(b.bn3(b.conv3(inner)) + b.shortcut[1](b.shortcut[0](x))))
+    for out, stride in ((16, 1), (24, 1), (24, 2)):
+        b = randomised(InvertedResidual(16, out, 6, stride))
+        y = b.bn3(b.conv3(F.relu(b.bn2(b.conv2(F.relu(b.bn1(b.conv1(x))))))))
+        added = x if out == 16 else b.shortcut[1](b.shortcut[0](x)) if stride == 1 else 0
+        torch.testing.assert_close(b(x), y + added)
+    b = randomised(FixupBlock(16, 32, 2))
+    y = b.scale * b.conv2(F.relu(b.conv1(x + b.bias1a) + b.bias1b) + b.bias2a) + b.bias2b
+    skip = F.pad((x + b.bias1a)[:, :, ::2, ::2], (0, 0, 0, 0, 0, 16))
+    torch.testing.assert_close(b(x), F.relu(y + skip))
+
+
+def test_lenet_by_its_formula():
+    F, net, x = nn.functional, build("lenet"), torch.randn(2, 3, 32, 32)
+    y = F.relu(F.conv2d(x, net.conv1.weight)).unfold(2, 2, 2).unfold(3, 2, 2).mean((-1, -2))
+    y = F.relu(F.conv2d(y, net.conv2.weight)).unfold(2, 2, 2).unfold(3, 2, 2).mean((-1, -2))
+    y = F.relu(y.flatten(1) @ net.conv3.weight.flatten(1).T)
+    expected = F.relu(y @ net.fc1.weight.T) @ net.fc2.weight.T
+    torch.testing.assert_close(net(x), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_initialisation_is_he_normal_by_dense_fan_in():

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import dctps
-from dctps import train
+from dctps import data, train
 from dctps.config import Runtime, Settings, run_id
 from dctps.distributed import Processes, wire_bytes
 from dctps.guards import first_bad_layer
@@ -32,6 +32,13 @@ TIMING = {"seconds", "images_per_second"}
 
 def quiet(folder: Path) -> Runtime:
     return Runtime(runs=folder, quiet=True, threads=1)
+
+
+def alone(settings: Settings, folder: Path, group: Processes | None = None) -> Trainer:
+    """A trainer in this process, not yet started."""
+    device, dataset = torch.device("cpu"), data.load(settings.data)
+    model = train.prepare(settings, dataset, device)
+    return Trainer(settings, quiet(folder), Run.of(settings, folder), group or Processes(), device, dataset, model)
 
 
 def metrics(run: Run) -> list[dict]:
@@ -78,9 +85,7 @@ def test_a_run_learns_and_is_a_folder(tmp_path):
     assert result["weights"] == {"asked": 1875, "got": 1875, "size": 93728}
     assert [row["epoch"] for row in metrics(run)] == list(range(8))
     best = dctps.load(run.best, build("small_cnn", in_channels=1))
-    trainer = Trainer(
-        settings, quiet(tmp_path / "other"), Run.of(settings, tmp_path / "other"), Processes(), torch.device("cpu")
-    )
+    trainer = alone(settings, tmp_path / "other")
     trainer.model = best
     assert trainer.accuracy(trainer.test) == result["accuracy"]["test_at_best"]
     assert trainer.accuracy(trainer.validation) == result["accuracy"]["best_validation"]
@@ -106,8 +111,13 @@ def test_a_finished_run_is_not_trained_again(tmp_path, monkeypatch):
     ids=str,
 )
 def test_settings_train(changes, tmp_path):
-    result = fit(dataclasses.replace(SMALL, epochs=1, **changes), quiet(tmp_path))
-    assert 0 <= result["accuracy"]["final_test"] <= 1
+    settings = dataclasses.replace(SMALL, **changes)
+    fit(SMALL, quiet(tmp_path))
+    fit(settings, quiet(tmp_path))
+    plain, changed = (metrics(Run(tmp_path / run_id(s))) for s in (SMALL, settings))
+    assert len(changed) == 2
+    if changes != {"channels_last": True}:  # which is another order of the same sums
+        assert [row["loss"] for row in changed] != [row["loss"] for row in plain]
 
 
 @pytest.mark.process
@@ -129,41 +139,47 @@ KILLED = """
     import os, random, signal, sys, time
     import torch
     torch.set_num_threads(1)
-    from test_train import LONG, quiet
+    from test_train import LONG, Run, data, quiet, run_id, state
     from dctps.train import fit
     from pathlib import Path
     folder = Path(sys.argv[1])
+    run = Run(folder / run_id(LONG))
+    data.load(LONG.data)  # imports, before the children need them
     random.seed(0)
-    kills = 0
-    while kills < 10:
+    epochs, one = [], None
+    while len(epochs) < 10:
+        start = time.perf_counter()
         child = os.fork()
         if not child:
             fit(LONG, quiet(folder))
             os._exit(0)
-        time.sleep(random.uniform(0.1, 1.0))
+        while one is None:  # how long the first child takes to its first checkpoint
+            if run.last.exists():
+                one = time.perf_counter() - start
+        time.sleep(random.uniform(0.2, 2) * one)
         os.kill(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
-        if not os.WIFSIGNALED(status):
-            sys.exit("finished before the tenth kill")
-        kills += 1
+        assert os.WIFSIGNALED(status), "finished before the tenth kill"
+        epochs.append(state(run)["progress"]["epoch"])
+    print(*epochs)
     fit(LONG, quiet(folder))
 """
-LONG = dataclasses.replace(SMALL, epochs=40, density=0.01)
+LONG = dataclasses.replace(SMALL, epochs=30, density=0.01)
 
 
 @pytest.mark.process
 def test_ten_kills_change_nothing(tmp_path):
     environment = {**os.environ, "PYTHONPATH": os.path.dirname(__file__), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", textwrap.dedent(KILLED), str(tmp_path / "killed")]
+    killed = tmp_path / "killed"
+    command = [sys.executable, "-c", textwrap.dedent(KILLED), str(killed)]
     run = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr[-2000:]
-    whole = [
-        *command[:1],
-        "-c",
-        "import sys, test_train as t, pathlib; t.fit(t.LONG, t.quiet(pathlib.Path(sys.argv[1])))",
-    ]
-    subprocess.run([*whole, str(tmp_path / "whole")], env=environment, check=True)
-    assert_identical(Run(tmp_path / "killed" / run_id(LONG)), Run(tmp_path / "whole" / run_id(LONG)))
+    epochs = [int(epoch) for epoch in run.stdout.split()]
+    assert len(epochs) == 10
+    assert epochs[-1] > epochs[0] >= 1  # it did go on from checkpoints
+    whole = "import sys, test_train as t, pathlib; t.fit(t.LONG, t.quiet(pathlib.Path(sys.argv[1])))"
+    subprocess.run([sys.executable, "-c", whole, str(tmp_path / "whole")], env=environment, check=True)
+    assert_identical(Run(killed / run_id(LONG)), Run(tmp_path / "whole" / run_id(LONG)))
 
 
 @pytest.mark.process
@@ -199,16 +215,17 @@ def test_metrics_cut_short_or_ahead_of_the_checkpoint_are_mended(tmp_path):
 
 def test_a_full_disk_is_a_clear_error_and_the_last_checkpoint_stays(tmp_path, monkeypatch):
     settings = dataclasses.replace(SMALL, epochs=3)
-    whole, saves = torch.save, []
+    whole, saves = Path.write_bytes, []
 
-    def fail_the_second_time(content, file):
-        saves.append(1)
-        if len(saves) == 2:
-            Path(file).write_bytes(b"half of a checkpoint")
-            raise OSError(errno.ENOSPC, "No space left on device")
-        whole(content, file)
+    def fail_the_second_time(path, content):
+        if ".last.pt." in path.name:
+            saves.append(1)
+            if len(saves) == 2:
+                whole(path, bytes(content)[:1000])
+                raise OSError(errno.ENOSPC, "No space left on device")
+        return whole(path, content)
 
-    monkeypatch.setattr(torch, "save", fail_the_second_time)
+    monkeypatch.setattr(Path, "write_bytes", fail_the_second_time)
     run = Run(tmp_path / run_id(settings))
     with pytest.raises(RunError, match=r"cannot write .*last.pt: No space left on device; the last good checkpoint is"):
         fit(settings, quiet(tmp_path))
@@ -241,8 +258,7 @@ def test_damaged_checkpoints_and_results_are_named(tmp_path):
     run.last.write_bytes(run.last.read_bytes()[:1000])
     with pytest.raises(RunError, match=r"last.pt is damaged .* delete it to start this run again"):
         fit(SMALL, quiet(tmp_path))
-    whole = torch.load(tmp_path / "other") if (tmp_path / "other").exists() else {"model": {}}
-    torch.save(whole, run.last)
+    torch.save({"model": {}}, run.last)
     with pytest.raises(RunError, match=r"last.pt does not fit this run"):
         fit(SMALL, quiet(tmp_path))
 
@@ -257,6 +273,72 @@ def test_checkpoints_run_no_code(tmp_path):
     with pytest.raises(RunError, match="damaged"):
         fit(SMALL, quiet(tmp_path))
     assert not (tmp_path / "ran").exists()
+
+
+def test_infinities_never_reach_a_checkpoint(tmp_path):
+    """The last step of an epoch overflows: no loss will show it before the next epoch, which may never come."""
+    run = Run(tmp_path / run_id(SMALL))
+    trainer = alone(SMALL, tmp_path)
+    finish = trainer._finish_epoch
+
+    def overflow():
+        if trainer.progress.epoch == 1:
+            with torch.no_grad():
+                trainer.model.classifier.values[0] = float("inf")
+        finish()
+
+    trainer._finish_epoch = overflow
+    with pytest.raises(
+        RunError, match=r"weights are not finite at epoch 2.*'classifier.values'; the last good checkpoint"
+    ):
+        trainer.train()
+    assert state(run)["progress"]["epoch"] == 1
+    assert all(t.isfinite().all() for t in state(run)["model"].values())
+
+
+def test_outputs_that_are_not_finite_are_no_accuracy(tmp_path):
+    trainer = alone(SMALL, tmp_path)
+    with torch.no_grad():
+        trainer.model.classifier.bias.fill_(3e38)
+        trainer.model.classifier.alpha.fill_(3e38)
+    with pytest.raises(RunError, match="outputs are not finite"):
+        trainer.accuracy(trainer.test)
+
+
+def test_a_folder_of_other_settings_or_data_is_refused(tmp_path, monkeypatch):
+    fit(SMALL, quiet(tmp_path))
+    other = dataclasses.replace(SMALL, seed=1)
+    (tmp_path / run_id(SMALL)).rename(tmp_path / run_id(other))
+    run = Run(tmp_path / run_id(other))
+    run.result.unlink()
+    with pytest.raises(RunError, match="holds the run of other settings"):
+        fit(other, quiet(tmp_path))
+    (run.folder / "config.json").unlink()
+    with pytest.raises(RunError, match="it is of other settings"):
+        fit(other, quiet(tmp_path))
+    run.folder.rename(tmp_path / run_id(SMALL))
+    (tmp_path / run_id(SMALL) / "config.json").unlink()
+    monkeypatch.setattr(train, "fingerprint", lambda dataset: "of other data")
+    with pytest.raises(RunError, match="trained on other data"):
+        fit(SMALL, quiet(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("changes", "runtime", "message"),
+    [
+        ({"model": "lenet"}, {}, "lenet does not take the 1 x 8 x 8 images of digits"),
+        ({"hidden": 5}, {}, "small_cnn has no setting hidden"),
+        ({"model": "alexnet"}, {}, "unknown model 'alexnet'"),
+        ({"data": "svhn"}, {}, "unknown data set 'svhn'"),
+        ({"backend": "fast"}, {}, "unknown backend"),
+        ({}, {"device": "banana"}, "cannot use the device 'banana'"),
+        ({}, {"threads": 0}, "threads must be at least 1"),
+    ],
+)
+def test_bad_requests_leave_no_folder(changes, runtime, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        fit(dataclasses.replace(SMALL, **changes), Runtime(runs=tmp_path / "runs", quiet=True, **runtime))
+    assert not (tmp_path / "runs").exists()
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_before_the_step(tmp_path):
@@ -290,27 +372,62 @@ PARALLEL = """
     folder = pathlib.Path(sys.argv[1])
     torch.set_num_threads(1)
     with processes(torch.device("cpu")) as group:
-        run = t.Run.of(t.PAIR, folder)
-        trainer = t.Trainer(t.PAIR, t.quiet(folder), run, group, torch.device("cpu"))
-        trainer.train()
+        trainer = t.alone(getattr(t, sys.argv[2]), folder, group)
+        result = trainer.train()
         torch.save(trainer.model.state_dict(), folder / f"rank{group.rank}")
+        if group.first:
+            (folder / "result.json").write_text(t.json.dumps(result))
 """
 PAIR = dataclasses.replace(
     SMALL, optimizer="sgd", lr=0.05, epochs=3, batch_size=50
 )  # 1293 images: 25 whole batches and 43
 
 
+def torchrun(*command: str) -> subprocess.CompletedProcess:
+    environment = {**os.environ, "PYTHONPATH": os.path.dirname(__file__), "OMP_NUM_THREADS": "1"}
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    return subprocess.run([*launcher, *command], env=environment, capture_output=True, text=True, timeout=200)
+
+
+def train_in_two(name: str, folder: Path) -> tuple[dict, dict]:
+    """The states of both processes after training the settings of that name in this file."""
+    script = folder.with_suffix(".py")
+    script.write_text(textwrap.dedent(PARALLEL))
+    folder.mkdir()
+    run = torchrun(str(script), str(folder), name)
+    assert run.returncode == 0, run.stderr[-3000:]
+    first, second = (torch.load(folder / f"rank{rank}") for rank in (0, 1))
+    assert all(torch.equal(first[key], second[key]) for key in first)  # supports, values and statistics alike
+    return first, second
+
+
+NORMED = Settings(model="resnet18", width=8, data="digits", density=0.05, epochs=1, batch_size=64)
+
+
+@pytest.mark.process
+def test_two_processes_with_batch_norm_report_the_network_they_save(tmp_path):
+    train_in_two("NORMED", tmp_path / "two")
+    result = json.loads((tmp_path / "two" / "result.json").read_text())
+    trainer = alone(NORMED, tmp_path / "other")
+    dctps.load(tmp_path / "two" / run_id(NORMED) / "best.safetensors", trainer.model)
+    assert trainer.accuracy(trainer.test) == result["accuracy"]["test_at_best"]
+    assert trainer.accuracy(trainer.validation) == result["accuracy"]["best_validation"]
+
+
+@pytest.mark.process
+def test_torchrun_runs_the_command_and_says_what_crosses_the_wire(tmp_path):
+    command = ["-m", "dctps", "train", "--model", "small_cnn", "--data", "digits", "--density", "0.02", "--epochs", "1"]
+    run = torchrun(*command, "--runs", str(tmp_path))
+    assert run.returncode == 0, run.stderr[-3000:]
+    # 1,875 values, 4 alphas and 234 biases of four bytes
+    assert "2 processes; gradients per step: 8,452 bytes each (dense network: 375,848)" in run.stdout
+    small = torchrun(*command, "--batch-size", "3", "--runs", str(tmp_path))
+    assert "batch_size 3: less than two images for each of 2 processes" in small.stderr
+
+
 @pytest.mark.process
 def test_two_processes_follow_one(tmp_path):
-    environment = {**os.environ, "PYTHONPATH": os.path.dirname(__file__), "OMP_NUM_THREADS": "1"}
-    (tmp_path / "script.py").write_text(textwrap.dedent(PARALLEL))
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command = [*launcher, str(tmp_path / "script.py"), str(tmp_path / "two")]
-    (tmp_path / "two").mkdir()
-    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
-    assert run.returncode == 0, run.stderr[-3000:]
-    first, second = (torch.load(tmp_path / "two" / f"rank{rank}") for rank in (0, 1))
-    assert all(torch.equal(first[key], second[key]) for key in first)  # supports and values alike
+    first, _ = train_in_two("PAIR", tmp_path / "two")
     fit(PAIR, quiet(tmp_path / "one"))
     alone = state(Run(tmp_path / "one" / run_id(PAIR)))["model"]
     for key, tensor in alone.items():

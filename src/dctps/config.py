@@ -7,6 +7,7 @@ which nothing changes, and a default may never be changed: both would give finis
 import dataclasses
 import hashlib
 import json
+import math
 import typing
 from pathlib import Path
 from typing import Any, Literal
@@ -78,12 +79,14 @@ class Settings:
     """torch.compile the network."""
 
     def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            object.__setattr__(self, field.name, _normalised(field.name, getattr(self, field.name)))
         _check(self)
 
 
 @dataclasses.dataclass(frozen=True)
 class Runtime:
-    """Where and with what a run is executed; nothing here changes what is computed."""
+    """Where and with what a run is executed; nothing here is part of a run's id."""
 
     runs: Path = Path("runs")
     """Folder of the run folders."""
@@ -100,18 +103,41 @@ class Runtime:
 
 
 def _check(settings: Settings) -> None:
-    for name in ("lr", "epochs", "batch_size"):
-        if not getattr(settings, name) > 0:
-            raise ValueError(f"{name} must be positive, not {getattr(settings, name)}")
+    for field in dataclasses.fields(settings):
+        _check_type(field.name, getattr(settings, field.name))
+    for name in ("lr", "alpha_lr", "epochs", "batch_size", "gamma", "width", "hidden"):
+        value = getattr(settings, name)
+        if value is not None and not value > 0:
+            raise ValueError(f"{name} must be positive, not {value}")
     if settings.density is not None and not 0 < settings.density <= 1:
         raise ValueError(f"density must be in (0, 1], not {settings.density}; leave it out for the dense network")
     if settings.weight_decay < 0 or not 0 <= settings.momentum < 1 or settings.seed < 0:
         raise ValueError("weight_decay and seed must not be negative, momentum must be in [0, 1)")
-    for field in dataclasses.fields(settings):
-        options = typing.get_args(typing.get_type_hints(Settings)[field.name])
-        if typing.get_origin(field.type) is Literal and getattr(settings, field.name) not in options:
-            value = getattr(settings, field.name)
-            raise ValueError(f"unknown {field.name} {value!r}; choose one of: {', '.join(options)}")
+
+
+def _check_type(name: str, value: Any) -> None:
+    """The type that a setting is declared with, and finite: what slips through would be found much later, or never."""
+    hint = typing.get_type_hints(Settings)[name]
+    options = typing.get_args(hint)
+    if typing.get_origin(hint) is Literal:
+        if value not in options:
+            raise ValueError(f"unknown {name} {value!r}; choose one of: {', '.join(options)}")
+        return
+    if name == "milestones":
+        good = isinstance(value, tuple) and all(type(n) is int and n >= 0 for n in value)
+    else:
+        good = type(value) in (options or (hint,))  # a bool is an int to Python, but not to us
+    if not good or (isinstance(value, float) and not math.isfinite(value)):
+        kind = getattr(hint, "__name__", str(hint)) if not options else str(hint)
+        raise ValueError(f"setting {name} cannot be {value!r}; it is of type {kind}")
+
+
+def _normalised(name: str, value: Any) -> Any:
+    """Numbers of the declared type, so that 1 and 1.0, 0.0 and -0.0, [1] and (1,) are one setting with one id."""
+    hint = typing.get_type_hints(Settings)[name]
+    if float in (hint, *typing.get_args(hint)) and type(value) in (int, float):
+        return float(value) + 0.0
+    return tuple(value) if isinstance(value, list) else value
 
 
 def non_defaults(settings: Settings) -> dict[str, Any]:
@@ -138,20 +164,7 @@ def from_json(content: Any) -> Settings:
     unknown = sorted(set(content) - names)
     if unknown:
         raise ValueError(f"unknown settings {', '.join(unknown)}; there are: {', '.join(sorted(names))}")
-    for name, value in content.items():
-        _check_type(name, value)
-    values: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in content.items()}
-    return Settings(**values)
-
-
-def _check_type(name: str, value: Any) -> None:
-    """JSON's own types only: a string where a number belongs would be found much later, or never."""
-    hint = str(typing.get_type_hints(Settings)[name])
-    kinds = [("int", int), ("float", int), ("float", float), ("bool", bool), ("str", str), ("Literal", str)]
-    kinds += [("tuple", list), ("None", type(None))]
-    # a bool is an int to Python, but not to us
-    if type(value) not in {kind for word, kind in kinds if word in hint}:
-        raise ValueError(f"setting {name} cannot be {value!r}; it is of type {hint.replace('typing.', '')}")
+    return Settings(**content)
 
 
 _SGD = Settings(optimizer="sgd", lr=0.1, schedule="multistep")

@@ -36,6 +36,13 @@ class Processes:
         if self.world > 1:
             dist.barrier()
 
+    def share_buffers(self, model: nn.Module) -> None:
+        """Give every process the first one's running statistics: each has seen its own images only."""
+        if self.world > 1:
+            for buffer in model.buffers():
+                if buffer.is_floating_point():
+                    dist.broadcast(buffer, 0)
+
     def parallel(self, model: nn.Module) -> nn.Module:
         """The model under DistributedDataParallel; its positions never cross the wire, they follow from the seed."""
         if self.world == 1:

@@ -10,11 +10,13 @@ import torch
 from torch import Tensor, nn
 
 
-def first_bad_layer(model: nn.Module, x: Tensor) -> str:
+def first_bad_layer(model: nn.Module, x: Tensor | None) -> str:
     """Which layer's output is the first that is not finite, and whether its own numbers already are not."""
     for name, parameter in model.named_parameters():
         if not bool(parameter.isfinite().all()):
             return f"the first parameter that is not finite is {name!r}"
+    if x is None:
+        return "every parameter is finite"
     bad: list[str] = []
 
     def look(name: str) -> Any:

@@ -6,6 +6,7 @@ Every file is written atomically, so a run that was killed at any moment continu
 
 import contextlib
 import fcntl
+import io
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ from safetensors.torch import save as serialize
 from torch import nn
 
 from dctps.checkpoint import save
-from dctps.config import Settings, run_id, to_json
+from dctps.config import Settings, from_json, run_id, to_json
 from dctps.files import write_atomically
 from dctps.layers import DpsLayer
 
@@ -42,16 +43,27 @@ class Run:
             run.folder.mkdir(parents=True, exist_ok=True)
             if not config.exists():
                 write_atomically(config, lambda file: file.write_text(json.dumps(to_json(settings), indent=1) + "\n"))
+            found = config.read_text()
         except OSError as error:
             raise RunError(
                 f"cannot make the run folder {run.folder}: {error.strerror}; choose another with --runs"
             ) from error
+        try:
+            same = from_json(json.loads(found)) == settings
+        except ValueError as error:
+            raise RunError(f"{config} is damaged ({error}); delete {run.folder} to start this run again") from error
+        if not same:
+            raise RunError(f"{run.folder} holds the run of other settings; move it away")
         return run
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Nobody else may train in this folder meanwhile; the lock goes with the process, however it ends."""
-        with (self.folder / "lock").open("w") as file:
+        try:
+            file = (self.folder / "lock").open("w")
+        except OSError as error:
+            raise self._cannot_write(self.folder / "lock", error) from error
+        with file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
@@ -62,13 +74,15 @@ class Run:
         """The result, if there is one."""
         try:
             return dict(json.loads(self.result.read_text()))
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
         except ValueError as error:
             raise RunError(f"{self.result} is damaged ({error}); delete it to finish the run again") from error
 
     def save_state(self, state: dict[str, Any]) -> None:
-        self._write(self.last, lambda file: torch.save(state, file))
+        content = io.BytesIO()  # torch reports a full disk in words that nobody understands
+        torch.save(state, content)
+        self._write(self.last, lambda file: file.write_bytes(content.getbuffer()))
 
     def load_state(self) -> dict[str, Any] | None:
         """The last checkpoint, if there is one."""
@@ -110,9 +124,12 @@ class Run:
     def _write(self, path: Path, write: Any) -> None:
         try:
             write_atomically(path, write)
-        except (OSError, RuntimeError) as error:  # torch.save reports a full disk as a RuntimeError
+        except OSError as error:
             raise self._cannot_write(path, error) from error
 
     def _cannot_write(self, path: Path, error: Exception) -> RunError:
-        kept = f"the last good checkpoint is {self.last}" if self.last.exists() else "there is no checkpoint yet"
-        return RunError(f"cannot write {path}: {getattr(error, 'strerror', None) or error}; {kept}")
+        return RunError(f"cannot write {path}: {getattr(error, 'strerror', None) or error}; {self.kept()}")
+
+    def kept(self) -> str:
+        """What there is to go on from, for error messages."""
+        return f"the last good checkpoint is {self.last}" if self.last.exists() else "there is no checkpoint yet"

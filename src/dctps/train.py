@@ -7,8 +7,10 @@ exactly what it would have done without the interruption.
 
 import contextlib
 import dataclasses
+import hashlib
 import json
 import math
+import os
 import signal
 import time
 from collections.abc import Callable
@@ -57,36 +59,53 @@ def fit(
     """
     device = choose_device(runtime.device)
     if runtime.threads is not None:
+        if runtime.threads < 1:
+            raise ValueError(f"threads must be at least 1, not {runtime.threads}")
         torch.set_num_threads(runtime.threads)
-    run = Run.of(settings, runtime.runs)
-    finished = run.finished()
+    finished = Run(runtime.runs / run_id(settings)).finished()
     if finished is not None:
-        Reporter(runtime.quiet).say(f"{run.folder} is finished: {_summary(finished)}")
+        quiet = runtime.quiet or os.environ.get("RANK", "0") != "0"
+        Reporter(quiet).say(f"{runtime.runs / run_id(settings)} is finished: {_summary(finished)}")
         return finished
     with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.random.fork_rng())
+        dataset = data.load(settings.data, runtime.data_root)
+        model = prepare(settings, dataset, device)  # everything that can be wrong is found before a folder is made
+        run = Run.of(settings, runtime.runs)
         group = stack.enter_context(processes(device))
         stack.enter_context(flushed_denormals())
-        stack.enter_context(torch.random.fork_rng())
         if group.first:
             stack.enter_context(run.locked())
-        trainer = Trainer(settings, runtime, run, group, device)
+        trainer = Trainer(settings, runtime, run, group, device, dataset, model)
         trainer.on_epoch = on_epoch
         return trainer.train()
 
 
 def choose_device(name: str) -> torch.device:
-    if name != "auto":
-        return torch.device(name)
-    if torch.cuda.is_available():
-        return torch.device("cuda", torch.cuda.current_device())
-    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    """The device of this process: under torchrun each has a GPU of its own."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+        if device.type == "cuda":
+            device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", device.index or 0)))
+            torch.cuda.set_device(device)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"cannot use the device {name!r}: {str(error).splitlines()[0]}") from error
+    return device
 
 
 def prepare(settings: Settings, dataset: data.Dataset, device: torch.device) -> nn.Module:
     """The network before its first step: built, its support chosen, on its device."""
     torch.manual_seed(settings.seed)
     options = {name: value for name in ("width", "hidden") if (value := getattr(settings, name)) is not None}
-    model = models.build(settings.model, dataset.classes, in_channels=dataset.train_images.shape[1], **options)
+    channels = dataset.train_images.shape[1]
+    try:
+        model = models.build(settings.model, dataset.classes, in_channels=channels, **options)
+    except TypeError:
+        raise ValueError(f"{settings.model} has no setting {' or '.join(options)}; leave it out") from None
+    _check_fit(model, settings, dataset)
     if settings.density is not None:
         sparsify(
             model,
@@ -100,6 +119,28 @@ def prepare(settings: Settings, dataset: data.Dataset, device: torch.device) -> 
         )
     layout = torch.channels_last if settings.channels_last else torch.contiguous_format
     return model.to(device).to(memory_format=layout)  # type: ignore[call-overload, no-any-return]
+
+
+@torch.no_grad()
+def _check_fit(model: nn.Module, settings: Settings, dataset: data.Dataset) -> None:
+    """Whether the network takes the images: one forward pass of one of them, in eval mode."""
+    model.eval()
+    try:
+        model(dataset.train_images[:1].float())
+    except RuntimeError as error:
+        shape = " x ".join(map(str, dataset.train_images.shape[1:]))
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"{settings.model} does not take the {shape} images of {settings.data}: {reason}") from error
+    finally:
+        model.train()
+
+
+def fingerprint(dataset: data.Dataset) -> str:
+    """Of the training and test data, so that a run does not go on with other data than it began with."""
+    digest = hashlib.blake2b(digest_size=16)
+    for tensor in (dataset.train_images, dataset.train_labels, dataset.test_images, dataset.test_labels):
+        digest.update(tensor.contiguous().numpy().data)
+    return digest.hexdigest()
 
 
 @dataclasses.dataclass
@@ -120,11 +161,23 @@ class Progress:
 class Trainer:
     """One run in one process."""
 
-    def __init__(self, settings: Settings, runtime: Runtime, run: Run, group: Processes, device: torch.device) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        runtime: Runtime,
+        run: Run,
+        group: Processes,
+        device: torch.device,
+        dataset: data.Dataset,
+        model: nn.Module,
+    ) -> None:
+        if group.world > 1 and settings.batch_size < 2 * group.world:
+            raise ValueError(
+                f"batch_size {settings.batch_size}: less than two images for each of {group.world} processes"
+            )
         self.settings, self.runtime, self.run, self.group, self.device = settings, runtime, run, group, device
         self.reporter = Reporter(runtime.quiet or not group.first)
-        self.dataset = data.load(settings.data, runtime.data_root)
-        self.model = prepare(settings, self.dataset, device)
+        self.dataset, self.model, self.data_digest = dataset, model, fingerprint(dataset)
         self.optimiser = build_optimiser(self.model, settings)
         self.stepper = self.optimiser  # rewiring takes its place: anything with step() and state_dict()
         self.progress = Progress()
@@ -135,6 +188,7 @@ class Trainer:
         self.network = group.parallel(compiled)  # type: ignore[arg-type]
         self.board = _board(runtime, run) if group.first else None
         self.on_epoch: Callable[[dict[str, Any]], object] = lambda row: None
+        self.stopped = False
 
     # --- data
 
@@ -149,6 +203,8 @@ class Trainer:
         test = self._over(d.test_images, d.test_labels, torch.arange(len(d.test_labels)), EVAL_BATCH)
         if d.selects_on_test:
             return training, test, test
+        if not len(validation):
+            raise ValueError(f"{len(everything)} images are too few to keep a tenth of them for validation")
         return training, self._over(d.train_images, d.train_labels, validation, EVAL_BATCH), test
 
     def _over(self, images: Tensor, labels: Tensor, indices: Tensor, batch_size: int, **options: Any) -> Batches:
@@ -184,7 +240,7 @@ class Trainer:
             rate = (p.images - before) / max(1e-9, time.perf_counter() - started)
             seen = max(1.0, p.images)
             self.reporter.step(p.epoch, p.loss / seen, p.correct / seen, rate)
-            if signals.received and p.step < len(self.training):
+            if self.stopped and p.step < len(self.training):
                 p.seconds += time.perf_counter() - started
                 self._interrupt(signals)
         p.seconds += time.perf_counter() - started
@@ -203,9 +259,8 @@ class Trainer:
         sums = [loss.item() * whole / self.group.world, correct, len(y), signals.received is not None]
         total, correct, images, stopped = self.group.sum(sums, self.device)
         if not math.isfinite(total):  # before the step, which would spread it over all weights
-            raise RunError(self._diagnosis(x, total))
-        if stopped and not signals.received:  # another process was told to stop: all do
-            signals.received = signal.SIGTERM
+            raise RunError(self._diagnosis(x, f"loss is {total}"))
+        self.stopped = stopped > 0  # as all processes see it: one that stopped by itself would leave the others waiting
         loss.backward()
         self.stepper.step()
         p.loss, p.correct, p.images = p.loss + total, p.correct + correct, p.images + images
@@ -216,6 +271,8 @@ class Trainer:
     def _finish_epoch(self) -> None:
         p = self.progress
         started = time.perf_counter()
+        self._check_finite()
+        self.group.share_buffers(self.model)
         validation = self.accuracy(self.validation)
         if validation > p.best_validation:  # strictly: the earliest of equals stays the best
             test = validation if self.dataset.selects_on_test else self.accuracy(self.test)
@@ -253,26 +310,40 @@ class Trainer:
     def accuracy(self, batches: Batches) -> float:
         """The fraction of images classified rightly, over all processes."""
         self.model.eval()
-        correct = images = 0.0
+        correct = images = bad = 0.0
         for x, y in batches.epoch(0):
             with self._autocast():
-                correct += (self.model(x).argmax(1) == y).sum().item()
+                logits = self.model(x)
+            correct += (logits.argmax(1) == y).sum().item()
             images += len(y)
-        correct, images = self.group.sum([correct, images], self.device)
+            bad += not bool(logits.isfinite().all())
+        correct, images, bad = self.group.sum([correct, images, bad], self.device)
+        if bad:
+            raise RunError(self._diagnosis(x, "outputs are not finite"))
         return correct / images
+
+    def _check_finite(self) -> None:
+        """Before anything is saved: a checkpoint with infinities in it would not be a good one."""
+        if not all(bool(p.isfinite().all()) for p in self.model.parameters()):
+            raise RunError(self._diagnosis(None, "weights are not finite"))
 
     # --- state
 
     def _save(self) -> None:
-        state = {"model": self.model.state_dict(), "optimiser": self.optimiser.state_dict()}
+        state = {"model": self.model.state_dict(), "optimiser": self.optimiser.state_dict(), "data": self.data_digest}
+        if self.stepper is not self.optimiser:
+            state["stepper"] = self.stepper.state_dict()
         self.run.save_state({**state, "progress": dataclasses.asdict(self.progress), "id": run_id(self.settings)})
 
     def _restore(self) -> None:
         state = self.run.load_state()
         if state is not None:
             try:
+                self._check_same(state)
                 self.model.load_state_dict(state["model"])
                 self.optimiser.load_state_dict(state["optimiser"])
+                if self.stepper is not self.optimiser:
+                    self.stepper.load_state_dict(state["stepper"])
                 self.progress = Progress(**state["progress"])
             except (KeyError, TypeError, ValueError, RuntimeError) as error:
                 raise RunError(f"{self.run.last} does not fit this run ({error}); delete it to start again") from error
@@ -281,12 +352,20 @@ class Trainer:
         self.resumed = state is not None
         self.group.wait()
 
+    def _check_same(self, state: dict[str, Any]) -> None:
+        if state["id"] != run_id(self.settings):
+            raise ValueError("it is of other settings")
+        if state["data"] != self.data_digest:
+            raise ValueError(f"it was trained on other data than {self.settings.data} now holds")
+
     def _interrupt(self, signals: Signals) -> None:
+        self._check_finite()
         if self.group.first:
             self._save()
+        self.group.wait()
         where = f"epoch {self.progress.epoch + 1}, step {self.progress.step}"
         message = f"stopped at {where}; the state is in {self.run.last}, the same command goes on from there"
-        raise Interrupted(message, 128 + signals.received) if signals.received else Interrupted(message, 1)
+        raise Interrupted(message, 128 + (signals.received or signal.SIGTERM))
 
     # --- words
 
@@ -303,12 +382,14 @@ class Trainer:
             + (f", going on at epoch {self.progress.epoch + 1}" if self.resumed else "")
         )
 
-    def _diagnosis(self, x: Tensor, loss: float) -> str:
+    def _diagnosis(self, x: Tensor | None, what: str) -> str:
         p = self.progress
-        kept = (
-            f"the last good checkpoint is {self.run.last}" if self.run.last.exists() else "there is no checkpoint yet"
-        )
-        return f"the loss is {loss} at epoch {p.epoch + 1}, step {p.step + 1}: {first_bad_layer(self.model, x)}; {kept}"
+        with self._autocast():
+            where = first_bad_layer(self.model, x)
+        return f"the {what} at epoch {p.epoch + 1}, step {p.step + 1}: {where}; {self.run.kept()}"
+
+    def _file_bytes(self) -> int | None:
+        return self.run.best.stat().st_size if self.run.best.exists() else None
 
     def _finish(self) -> dict[str, Any]:
         p = self.progress
@@ -326,7 +407,7 @@ class Trainer:
                 **final,
             },
             "weights": counts,
-            "bytes": {"file": self.run.best.stat().st_size, "per_step": self.wire[0], "dense_per_step": self.wire[1]},
+            "bytes": {"file": self._file_bytes(), "per_step": self.wire[0], "dense_per_step": self.wire[1]},
             "seconds": round(p.seconds, 3),
             "processes": self.group.world,
             **provenance(),

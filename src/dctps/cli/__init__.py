@@ -54,7 +54,7 @@ def main(arguments: list[str] | None = None) -> int:
     except Interrupted as stop:
         print(f"dctps: {stop}", file=sys.stderr)
         return stop.code
-    except (CheckpointError, RunError, ValueError, FileNotFoundError, PermissionError, ModuleNotFoundError) as error:
+    except (CheckpointError, RunError, ValueError, OSError, ModuleNotFoundError) as error:
         print(f"dctps: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

@@ -15,6 +15,8 @@ from dctps.data.dataset import DataError
 
 DAMAGED = (tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, lzma.LZMAError, zlib.error, EOFError)
 
+LARGEST = 1 << 29  # bytes of one member
+
 
 @dataclasses.dataclass(frozen=True)
 class Source:
@@ -27,7 +29,12 @@ class Source:
     def read(self, name: str) -> bytes:
         try:
             return self.reader(name)
-        except (*DAMAGED, NotImplementedError, RuntimeError) as error:  # the last two: methods zipfile does not know
+        except (
+            *DAMAGED,
+            NotImplementedError,
+            RuntimeError,
+            OSError,
+        ) as error:  # methods zipfile does not know, bad offsets
             raise DataError(f"{self.path}: {name} cannot be read ({error}); take another copy") from error
 
     def under(self, prefix: str) -> "Source":
@@ -45,10 +52,12 @@ def opened(path: Path) -> Iterator[Source]:
         return
     try:
         archive = zipfile.ZipFile(path)
-    except zipfile.BadZipFile as error:
+    except (zipfile.BadZipFile, NotImplementedError, OSError, ValueError) as error:
         raise DataError(f"{path} is damaged or not a zip archive ({error}); take another copy") from error
     with archive:
         files = [info for info in archive.infolist() if not info.is_dir()]
+        for file in files:
+            _check_size(path, file.filename, file.file_size)
         yield Source(path, {f.filename: f"{f.file_size} {f.CRC}" for f in files}, archive.read)
 
 
@@ -71,10 +80,24 @@ def read_tar(path: Path, names: Collection[str]) -> dict[str, bytes]:
                 name = PurePosixPath(member.name).name
                 file = archive.extractfile(member) if member.isfile() and name in names else None
                 if file is not None:
+                    _check_size(path, name, member.size)
                     contents[name] = file.read()
-    except DAMAGED as error:
+            _drain(archive)
+    except (*DAMAGED, NotImplementedError) as error:
         raise DataError(f"{path} is damaged or not a tar archive ({error}); take another copy") from error
     return contents
+
+
+def _check_size(path: Path, name: str, size: int) -> None:
+    """Before it is read: a forged header may claim any size."""
+    if size > LARGEST:
+        raise DataError(f"{path}: {name} claims {size:,} bytes; no file of a data set is larger than {LARGEST:,}")
+
+
+def _drain(archive: tarfile.TarFile) -> None:
+    """Read to the end of the compressed stream: only there stands the checksum of what was read."""
+    while archive.fileobj is not None and archive.fileobj.read(1 << 20):
+        pass
 
 
 def read_gz(path: Path) -> bytes:

@@ -32,6 +32,8 @@ class Layout:
     train: tuple[str, ...]
     test: tuple[str, ...]
     parse: Callable[[bytes, str], Part]
+    train_count: int = 10_000  # images in each file
+    test_count: int = 10_000
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -100,7 +102,12 @@ CIFAR10 = (
 )
 CIFAR100 = (
     Layout(
-        "cifar-100-binary.tar.gz", "cifar-100-binary", ("train.bin",), ("test.bin",), partial(binary, limits=(20, 100))
+        "cifar-100-binary.tar.gz",
+        "cifar-100-binary",
+        ("train.bin",),
+        ("test.bin",),
+        partial(binary, limits=(20, 100)),
+        train_count=50_000,
     ),
     Layout(
         "cifar-100-python.tar.gz",
@@ -108,6 +115,7 @@ CIFAR100 = (
         ("train",),
         ("test",),
         partial(pickled, key="fine_labels", classes=100),
+        train_count=50_000,
     ),
 )
 
@@ -128,9 +136,12 @@ def _load(name: str, root: Path, layouts: tuple[Layout, ...]) -> tuple[Tensor, T
     if missing:
         raise DataError(f"{source} has no {', '.join(missing)}; it needs {', '.join(layout.files)}")
     parts = {file: layout.parse(contents.pop(file), f"{source}/{file}") for file in layout.files}
-    counts = {file: len(parts[file][1]) for file in layout.train}
-    if len(set(counts.values())) > 1:  # a file cut at the end of a record
-        raise DataError(f"{source}: the training files must hold equally many images, not {counts}; take another copy")
+    counts = {file: len(parts[file][1]) for file in layout.files}
+    official = {file: layout.train_count if file in layout.train else layout.test_count for file in layout.files}
+    # a file may be cut at the end of a record; where one has the official size, all must
+    unequal = len({counts[file] for file in layout.train}) > 1
+    if unequal or (counts != official and any(counts[file] == official[file] for file in layout.files)):
+        raise DataError(f"{source}: the files must hold {official} images, not {counts}; take another copy")
     train, test = ([parts[file] for file in files] for files in (layout.train, layout.test))
     return (*_joined(train), *_joined(test))
 
