@@ -1,5 +1,6 @@
 """Dense for the price of sparse: network layers W = alpha D + S, where D is a fast transform that is never stored."""
 
+from dctps import data, models, train
 from dctps.allocation import ALLOCATIONS, allocate
 from dctps.checkpoint import CheckpointError, save
 from dctps.convert import densify, sparsify
@@ -23,9 +24,12 @@ __all__ = [
     "TransformOffset",
     "allocate",
     "count_ops",
+    "data",
     "densify",
     "load",
+    "models",
     "report",
     "save",
     "sparsify",
+    "train",
 ]
