@@ -88,20 +88,26 @@ FUZZ = """
         return struct.pack("<Q", len(text)) + text + body
 
     def limit():
+        # for the load that comes, on top of what the process has mapped by now
         used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (used + 10 * len(original), resource.RLIM_INFINITY))
 
     dctps.load(path, build())
     loaded = refused = 0
     forged = set()
-    limit()
     for number in range(total):
         with open(path, "wb") as file:
             file.write([flip, cut, splice, edit][number % 4](original))
         target = build()
+        refusal = None
+        limit()
         try:
             dctps.load(path, target)
-        except dctps.CheckpointError:
+        except dctps.CheckpointError as error:
+            refusal = error
+        finally:
+            resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        if refusal is not None:
             refused += 1
             assert all(p.is_meta for p in target.parameters()), "touched"
             continue
