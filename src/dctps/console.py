@@ -1,7 +1,6 @@
 """What people see of a training: a live line on a terminal, plain lines elsewhere, nothing if they wish."""
 
 import sys
-import time
 from typing import Any
 
 from rich.console import Console
@@ -12,7 +11,6 @@ class Reporter:
     """Epoch, loss, accuracy, images per second and time left."""
 
     def __init__(self, quiet: bool) -> None:
-        self.quiet = quiet
         self.console = Console(quiet=quiet, highlight=False)
         self.live = not quiet and sys.stdout.isatty()
         self.bar: Progress | None = None
@@ -23,7 +21,7 @@ class Reporter:
 
     def start(self, epochs: int, steps: int, done: int) -> None:
         """`epochs` of `steps` steps each, `done` steps of them in earlier sittings."""
-        self.started, self.epochs = time.perf_counter(), epochs
+        self.epochs = epochs
         if self.live:
             columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
             self.bar = Progress(*columns, console=self.console)

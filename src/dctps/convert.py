@@ -13,7 +13,8 @@ import torch
 from torch import nn
 
 from dctps.allocation import budget, check_density, draw_supports
-from dctps.layers import AUTO, DpsLayer, DpsLinear
+from dctps.functional import AUTO
+from dctps.layers import DpsLayer, DpsLinear
 from dctps.offsets import OffsetLike
 from dctps.report import Asked, remember
 from dctps.support import Support, derive_seed

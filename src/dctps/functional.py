@@ -114,6 +114,15 @@ def _fast(
 BACKENDS: dict[str, Callable[..., Tensor]] = {"dense": _dense, "torch": _fast}
 
 
+AUTO = "auto"
+
+
+def check_backend(backend: str) -> None:
+    """ValueError unless it is the name of a backend, or `auto`."""
+    if backend != AUTO:
+        lookup(BACKENDS, backend, f"backend (or {AUTO!r})")
+
+
 def choose_backend(geometry: Geometry, nnz: int) -> str:
     """The simple rule behind `auto`: dense weights for small or well-filled layers, else never a dense weight."""
     size = geometry.filters * geometry.group_channels * geometry.taps

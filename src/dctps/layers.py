@@ -15,12 +15,11 @@ from torch import Tensor, nn
 
 from dctps import functional
 from dctps.allocation import budget
+from dctps.functional import AUTO
 from dctps.geometry import Geometry
 from dctps.offsets import Offset, OffsetLike, offset_name, resolve
 from dctps.registry import lookup
 from dctps.support import Support
-
-AUTO = "auto"
 
 
 class DpsLayer(nn.Module):
@@ -56,8 +55,7 @@ class DpsLayer(nn.Module):
             )
         if not math.isfinite(alpha):
             raise ValueError(f"alpha must be a finite number, not {alpha}")
-        if backend != AUTO:
-            lookup(functional.BACKENDS, backend, f"backend (or {AUTO!r})")
+        functional.check_backend(backend)
         self.geometry, self.backend = geometry, backend
         self.offset: Offset | None = resolve(offset, geometry.weight_shape)
         chosen = _choose_support(geometry.weight_shape, density, nnz, support, seed)

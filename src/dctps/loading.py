@@ -8,10 +8,9 @@ from torch import Tensor, nn
 
 from dctps.checkpoint import CheckpointError, Contents, LayerEntry, read, unwrapped
 from dctps.convert import sparse_twin, swap
-from dctps.functional import BACKENDS
-from dctps.layers import AUTO, DpsLayer
+from dctps.functional import AUTO, check_backend
+from dctps.layers import DpsLayer
 from dctps.offsets import offset_name
-from dctps.registry import lookup
 from dctps.survey import LAYERS, state_keys
 
 
@@ -28,8 +27,7 @@ def load(
     and device stay (meta tensors are made on `device`, by default the CPU). If anything does not fit, CheckpointError
     says what, and the model is as it was.
     """
-    if backend != AUTO:
-        lookup(BACKENDS, backend, f"backend (or {AUTO!r})")
+    check_backend(backend)
     contents, outer, model = read(path), model, unwrapped(model)
     target = torch.device(device or "cpu")
     try:

@@ -213,8 +213,8 @@ def _direct_adjoint(y: Tensor, offset: PatchOffset, geometry: Geometry, spatial:
 
 def weight(offset: PatchOffset, dtype: torch.dtype, device: torch.device) -> Tensor:
     """D as a weight, shared between layers of one shape; not to be changed in place."""
-    make = lambda: offset.matrix(dtype).to(device).view(offset.weight_shape)  # noqa: E731
-    return _kept.get(("weight", offset, dtype, device), make)
+    key = "weight", offset, dtype, device
+    return _kept.get(key, lambda: offset.matrix(dtype).to(device).view(offset.weight_shape))
 
 
 # --- patches --------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import contextlib
 import fcntl
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -59,10 +59,8 @@ class Run:
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Nobody else may train in this folder meanwhile; the lock goes with the process, however it ends."""
-        try:
+        with self._writing(self.folder / "lock"):
             file = (self.folder / "lock").open("w")
-        except OSError as error:
-            raise self._cannot_write(self.folder / "lock", error) from error
         with file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -96,7 +94,8 @@ class Run:
     def save_best(self, model: nn.Module) -> None:
         """The network as a file of its own: sparse ones in our format, dense ones as plain safetensors."""
         if any(isinstance(module, DpsLayer) for module in model.modules()):
-            self._write(self.best, lambda file: save(model, file))
+            with self._writing(self.best):
+                save(model, self.best)  # atomic by itself
             return
         state = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
         self._write(self.best, lambda file: file.write_bytes(serialize(state)))
@@ -115,20 +114,20 @@ class Run:
         self._write(self.metrics, lambda file: file.write_text("".join(f"{line}\n" for line in kept)))
 
     def add_metrics(self, row: dict[str, Any]) -> None:
-        try:
-            with self.metrics.open("a") as file:
-                file.write(json.dumps(row) + "\n")
-        except OSError as error:
-            raise self._cannot_write(self.metrics, error) from error
+        with self._writing(self.metrics), self.metrics.open("a") as file:
+            file.write(json.dumps(row) + "\n")
 
-    def _write(self, path: Path, write: Any) -> None:
-        try:
+    def _write(self, path: Path, write: Callable[[Path], object]) -> None:
+        with self._writing(path):
             write_atomically(path, write)
-        except OSError as error:
-            raise self._cannot_write(path, error) from error
 
-    def _cannot_write(self, path: Path, error: Exception) -> RunError:
-        return RunError(f"cannot write {path}: {getattr(error, 'strerror', None) or error}; {self.kept()}")
+    @contextlib.contextmanager
+    def _writing(self, path: Path) -> Iterator[None]:
+        """What the system says against writing `path`, in our words."""
+        try:
+            yield
+        except OSError as error:
+            raise RunError(f"cannot write {path}: {error.strerror or error}; {self.kept()}") from error
 
     def kept(self) -> str:
         """What there is to go on from, for error messages."""

@@ -127,7 +127,7 @@ def _tap(index: int, entries: Tensor, filters: Tensor, channels: Tensor) -> Tap:
     return Tap(index, used_filters, used_channels, Pattern.of(rows, cols, shape), entries, transposed, entries[order])
 
 
-_plans = WeakIdKeyDictionary()  # positions -> {geometry: (the positions it was made for, taps)}
+_plans = WeakIdKeyDictionary()  # positions -> the shape and the positions that a plan was made for, and its taps
 
 
 def plan(positions: Tensor, geometry: Geometry) -> list[Tap]:
@@ -137,12 +137,11 @@ def plan(positions: Tensor, geometry: Geometry) -> list[Tap]:
     meet a stale one; a layer that is moved or copied has another tensor.
     """
     key = geometry.weight_shape, geometry.groups
-    known = _plans.get(positions, {}).get(key)
-    if known is not None and torch.equal(known[0], positions):
-        return list(known[1])
-    taps = _build_plan(positions, geometry)
-    _plans[positions] = {key: (positions.clone(), taps)}
-    return taps
+    known_key, known_positions, taps = _plans.get(positions, (None, None, []))
+    if known_key != key or not torch.equal(known_positions, positions):
+        taps = _build_plan(positions, geometry)
+        _plans[positions] = key, positions.clone(), taps
+    return list(taps)
 
 
 # --- the two products, each in two ways -----------------------------------------------------------------------------
