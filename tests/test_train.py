@@ -146,17 +146,26 @@ KILLED = """
     run = Run(folder / run_id(LONG))
     data.load(LONG.data)  # imports, before the children need them
     random.seed(0)
-    epochs, one = [], None
+
+    def checkpoint():  # each is a new file in the place of the last
+        return run.last.stat().st_mtime_ns if run.last.exists() else None
+
+    def next_checkpoint():  # seconds until there is one
+        start, known = time.perf_counter(), checkpoint()
+        while checkpoint() == known:
+            time.sleep(0.001)
+        return time.perf_counter() - start
+
+    epochs = []
     while len(epochs) < 10:
-        start = time.perf_counter()
         child = os.fork()
         if not child:
             fit(LONG, quiet(folder))
             os._exit(0)
-        while one is None:  # how long the first child takes to its first checkpoint
-            if run.last.exists():
-                one = time.perf_counter() - start
-        time.sleep(random.uniform(0.2, 2) * one)
+        # after one or two new checkpoints, and then anywhere in the next epoch: never by the clock alone, for a
+        # machine may be slow at one moment and fast at the next
+        waits = [next_checkpoint() for _ in range(random.randint(1, 2))]
+        time.sleep(random.random() * waits[-1] if len(waits) > 1 else 0)
         os.kill(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
         assert os.WIFSIGNALED(status), "finished before the tenth kill"
@@ -164,7 +173,7 @@ KILLED = """
     print(*epochs)
     fit(LONG, quiet(folder))
 """
-LONG = dataclasses.replace(SMALL, epochs=30, density=0.01)
+LONG = dataclasses.replace(SMALL, epochs=36, density=0.01)
 
 
 @pytest.mark.process
