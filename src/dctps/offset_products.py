@@ -166,13 +166,13 @@ def _factors(offset: PatchOffset, groups: int, dtype: torch.dtype, device: torch
     left, right = (f.unflatten(1, (groups, -1)).transpose(0, 1) for f in offset.factors())  # (G, R, m/G, c or t)
     kernel = offset.weight_shape[2:]
     pointwise = left.flatten(0, 2)
-    stages = [pointwise] if groups > 1 else _thin(pointwise, torch.finfo(dtype).eps)
+    stages = [pointwise] if groups > 1 else thin(pointwise, torch.finfo(dtype).eps)
     stages = [_pixels_first(stage[(...,) + (None,) * len(kernel)].to(device, dtype)) for stage in stages]
     depthwise = right.reshape(-1, 1, *kernel).to(device, dtype)
     return Factors(tuple(stages), depthwise, left.shape[1])
 
 
-def _thin(matrix: Tensor, precision: float) -> list[Tensor]:
+def thin(matrix: Tensor, precision: float) -> list[Tensor]:
     """[V, U] with U V = matrix up to `precision` (relative to its norm) where that is shorter, else [matrix].
 
     The range is found with a random sketch, doubled until it holds the matrix, and then cut by a small SVD: a full

@@ -10,7 +10,8 @@ Each product has two ways: torch's CSR kernels where the device has them, else g
 import dataclasses
 import functools
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -20,6 +21,8 @@ from dctps.geometry import Geometry
 
 # torch says so once per process whenever a CSR tensor is made; ours are temporaries that no user ever sees
 warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta state")
+
+T = TypeVar("T")
 
 SCRATCH = 1 << 22  # elements of the temporaries that gather and scatter may use
 
@@ -127,21 +130,27 @@ def _tap(index: int, entries: Tensor, filters: Tensor, channels: Tensor) -> Tap:
     return Tap(index, used_filters, used_channels, Pattern.of(rows, cols, shape), entries, transposed, entries[order])
 
 
-_plans = WeakIdKeyDictionary()  # positions -> the shape and the positions that a plan was made for, and its taps
+_plans = WeakIdKeyDictionary()  # positions -> {kind: (the layer and the positions that a plan was made for, plan)}
 
 
-def plan(positions: Tensor, geometry: Geometry) -> list[Tap]:
-    """The taps of S, kept for as long as the tensor of positions lives.
+def planned(positions: Tensor, geometry: Geometry, kind: str, make: Callable[[Tensor], T]) -> T:
+    """What `make(positions)` gave, kept for as long as the tensor of positions lives.
 
     A plan is used only if the positions are still the same numbers, so loading or rewiring a layer in place can never
     meet a stale one; a layer that is moved or copied has another tensor.
     """
-    key = geometry.weight_shape, geometry.groups
-    known_key, known_positions, taps = _plans.get(positions, (None, None, []))
-    if known_key != key or not torch.equal(known_positions, positions):
-        taps = _build_plan(positions, geometry)
-        _plans[positions] = key, positions.clone(), taps
-    return list(taps)
+    kinds = _plans.setdefault(positions, {})
+    known_geometry, known_positions, plan = kinds.get(kind, (None, None, None))
+    if known_geometry != geometry or not torch.equal(known_positions, positions):
+        plan = make(positions)
+        kinds[kind] = geometry, positions.clone(), plan
+    result: T = plan
+    return result
+
+
+def plan(positions: Tensor, geometry: Geometry) -> list[Tap]:
+    """The taps of S."""
+    return planned(positions, geometry, "taps", lambda places: _build_plan(places, geometry))
 
 
 # --- the two products, each in two ways -----------------------------------------------------------------------------

@@ -1,0 +1,124 @@
+#include "layout.h"
+
+#include <algorithm>
+#include <stdexcept>
+
+namespace dctps {
+
+static constexpr long ALIGN = 16;  // elements
+
+static long round_up(long value, long multiple) { return (value + multiple - 1) / multiple * multiple; }
+
+Taps::Taps(const Numbers& geometry) {
+  if (geometry.size() < 3 || (geometry.size() - 3) % 4 || geometry.size() > 3 + 4 * AXES)
+    throw std::invalid_argument("a geometry is groups, filters, channels and four numbers for each of 0 to 3 axes");
+  axes = int(geometry.size() - 3) / 4;
+  groups = geometry[0], filters = geometry[1], group_channels = geometry[2];
+  const long* numbers[4] = {kernel, stride, padding, dilation};
+  for (int kind = 0; kind < 4; kind++)
+    for (int a = 0; a < AXES; a++) const_cast<long*>(numbers[kind])[a] = kind == 2 ? 0 : 1;
+  for (int a = 0; a < axes; a++) {
+    // a first axis of rows, so that large images can be cut into bands, and the last axis for neighbours in memory
+    const int to = axes == 2 && a == 0 ? 0 : AXES - axes + a;
+    for (int kind = 0; kind < 4; kind++) const_cast<long*>(numbers[kind])[to] = geometry[3 + kind * axes + a];
+  }
+  for (int a = 0; a < AXES; a++)
+    if (kernel[a] < 1 || stride[a] < 1 || dilation[a] < 1 || padding[a] < 0)
+      throw std::invalid_argument("kernel, stride and dilation are at least 1, padding at least 0");
+  if (groups < 1 || filters < 1 || group_channels < 1 || filters % groups)
+    throw std::invalid_argument("groups must divide the filters, and nothing may be empty");
+  taps = kernel[0] * kernel[1] * kernel[2];
+  phase_of.assign(stride[0] * stride[1] * stride[2], -1);
+  phases = 0;
+  for (long t = 0; t < taps; t++) {
+    long at[AXES], number = 0;
+    coordinates(t, at);
+    for (int a = 0; a < AXES; a++) number = number * stride[a] + at[a] * dilation[a] % stride[a];
+    if (phase_of[number] < 0) phase_of[number] = int32_t(phases++);
+    tap_phase.push_back(phase_of[number]);
+  }
+}
+
+void Taps::coordinates(long tap, long out[AXES]) const {
+  for (int a = AXES - 1; a >= 0; a--) out[a] = tap % kernel[a], tap /= kernel[a];
+}
+
+Layout::Layout(const Numbers& geometry, const Numbers& input) : taps(geometry) {
+  if (long(input.size()) != taps.axes + 2) throw std::invalid_argument("the input has another number of axes");
+  if (input[1] != taps.groups * taps.group_channels) throw std::invalid_argument("the input has other channels");
+  layer.groups = taps.groups, layer.filters = taps.filters, layer.group_channels = taps.group_channels;
+  layer.batch = input[0];
+  for (int a = 0; a < AXES; a++) layer.axis[a].in = 1;
+  for (int a = 0; a < taps.axes; a++)
+    layer.axis[taps.axes == 2 && a == 0 ? 0 : AXES - taps.axes + a].in = input[2 + a];
+  for (int a = 0; a < AXES; a++) {
+    Axis& axis = layer.axis[a];
+    axis.kernel = taps.kernel[a], axis.stride = taps.stride[a];
+    axis.padding = taps.padding[a], axis.dilation = taps.dilation[a];
+    const long span = axis.dilation * (axis.kernel - 1) + 1, room = axis.in + 2 * axis.padding;
+    if (room < span) throw std::invalid_argument("the (padded) input is smaller than the kernel");
+    axis.out = (room - span) / axis.stride + 1;
+    axis.reach = (span - 1) / axis.stride;
+    // Rows may share their zeros: what is read behind a row is the padding before the next one. That needs the
+    // last pixel that is read to lie inside of the row.
+    const long last = std::min((axis.in - 1 + axis.padding) / axis.stride, axis.out - 1 + axis.reach);
+    const long shared = std::min({axis.padding / axis.stride, axis.reach, axis.out + axis.reach - 1 - last});
+    axis.grid = axis.out + axis.reach - std::max(0L, shared);
+  }
+  for (long t = 0; t < taps.taps; t++) {
+    long at[AXES], shift = 0;
+    taps.coordinates(t, at);
+    for (int a = 0; a < AXES; a++) shift = shift * layer.axis[a].grid + at[a] * taps.dilation[a] / taps.stride[a];
+    tap_shift.push_back(shift);
+  }
+  layer.taps = taps.taps, layer.phases = taps.phases;
+  layer.phase_of = taps.phase_of.data(), layer.tap_phase = taps.tap_phase.data(), layer.tap_shift = tap_shift.data();
+}
+
+Numbers Layout::output() const {
+  Numbers out = {layer.batch, layer.filters};
+  for (int a = 0; a < taps.axes; a++)
+    out.push_back(layer.axis[taps.axes == 2 && a == 0 ? 0 : AXES - taps.axes + a].out);
+  return out;
+}
+
+bool Layout::reads_all() const {
+  for (const Axis& axis : layer.axis)
+    if ((axis.in - 1 + axis.padding) / axis.stride >= axis.out + axis.reach) return false;
+  return taps.phases == long(taps.phase_of.size());
+}
+
+Chunks::Chunks(const Layer& layer, bool backward, long pixel_bytes, long budget, int threads) {
+  const Axis& first = layer.axis[0];
+  frame.row_pixels = layer.axis[1].grid * layer.axis[2].grid;
+  const long image = first.grid * frame.row_pixels * pixel_bytes;
+  const long rows = backward ? first.out + first.reach : first.out;  // that bands would share among themselves
+  const long halo = backward ? 2 * first.reach : first.reach;
+  long parts = std::max(1L, std::min((image + budget - 1) / budget, rows / std::max(1L, 2 * halo)));
+  if (layer.batch < threads) parts = std::max(parts, std::min<long>(threads, rows / std::max(1L, 2 * halo)));
+  frame.banded = parts > 1;
+  if (frame.banded) {
+    const long height = (rows + parts - 1) / parts;
+    frame.images = 1, frame.rows = height + halo;
+    for (long i = 0; i < layer.batch; i++)
+      for (long row = 0; row < rows; row += height) {
+        const long last = std::min(row + height, rows);
+        const long base = backward ? row - first.reach : row;
+        list.push_back({i, 1, base, last - row + halo, row, last});
+      }
+  } else {
+    frame.images = std::clamp(budget / std::max(1L, image), 1L, std::max(1L, (layer.batch + threads - 1) / threads));
+    frame.rows = first.grid;
+    for (long i = 0; i < layer.batch; i += frame.images)
+      list.push_back({i, std::min(frame.images, layer.batch - i), 0, first.grid, 0, rows});
+  }
+  frame.reach = 0;
+  for (long t = 0; t < layer.taps; t++) frame.reach = std::max<long>(frame.reach, layer.tap_shift[t]);
+  frame.margin = round_up(frame.reach, ALIGN);
+  const long longest = frame.images * frame.rows * frame.row_pixels;
+  // room for the last tile of vectors; an odd number of cache lines, so that rows do not fall on one another in the cache
+  frame.ld = round_up(frame.margin + longest + frame.reach + 4 * ALIGN, ALIGN);
+  if (frame.ld / ALIGN % 2 == 0) frame.ld += ALIGN;
+}
+
+}  // namespace dctps

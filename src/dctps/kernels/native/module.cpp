@@ -1,0 +1,150 @@
+// The Python module: arrays come by DLPack, are checked, and become views; nothing here links against torch.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/vector.h>
+
+#include <string>
+
+#include "run.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace dctps {
+
+using Array = nb::ndarray<nb::device::cpu>;
+using Floats = nb::ndarray<const double, nb::c_contig, nb::device::cpu>;
+using Indices = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Positions = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+static std::vector<double> floats(const Floats& a) { return {a.data(), a.data() + a.size()}; }
+static std::vector<int32_t> indices(const Indices& a) { return {a.data(), a.data() + a.size()}; }
+static Table table(const Floats& a) {
+  if (a.ndim() != 2) throw std::invalid_argument("a factor is a matrix");
+  return {a.data(), long(a.shape(0)), long(a.shape(1))};
+}
+
+template <class T>
+static const T* vector(const std::optional<Array>& array, long size, const char* name) {
+  if (!array) return nullptr;
+  if (array->dtype() != nb::dtype<T>() || array->ndim() != 1 || long(array->size()) != size ||
+      (size > 1 && array->stride(0) != 1))
+    throw std::invalid_argument(std::string(name) + ": expected a contiguous vector of " + std::to_string(size) +
+                                " numbers of the input's type");
+  return static_cast<const T*>(array->data());
+}
+
+// The array as (batch, channels, 3 axes); its shape must be `shape`.
+template <class T>
+static View<T> view(const Array& array, const Numbers& shape, const char* name) {
+  bool fits = array.dtype() == nb::dtype<std::remove_const_t<T>>() && array.ndim() == shape.size();
+  for (size_t i = 0; fits && i < shape.size(); i++) fits = long(array.shape(i)) == shape[i];
+  if (!fits) throw std::invalid_argument(std::string(name) + ": another shape or type than the layer and its input say");
+  const int axes = int(shape.size()) - 2;
+  View<T> out{static_cast<T*>(array.data()), array.stride(0), array.stride(1), {0, 0, 0}};
+  for (int a = 0; a < axes; a++) out.axis[axes == 2 && a == 0 ? 0 : AXES - axes + a] = array.stride(2 + a);
+  return out;
+}
+
+static Numbers shape_of(const Array& array) {
+  Numbers shape;
+  for (size_t i = 0; i < array.ndim(); i++) shape.push_back(long(array.shape(i)));
+  return shape;
+}
+
+template <class T>
+static void check(const Layout& layout, const OwnedOffset<T>* offset, const Sparse& sparse, int threads) {
+  const Taps& a = layout.taps;
+  const Taps& b = sparse.taps;
+  if (a.filters != b.filters || a.group_channels != b.group_channels || a.groups != b.groups || a.taps != b.taps ||
+      a.tap_phase != b.tap_phase)
+    throw std::invalid_argument("the sparse part belongs to another layer");
+  if (offset && (offset->filters != a.filters || offset->taps != a.taps || offset->plan.kind == Kind::none ||
+                 offset->plan.inputs != a.group_channels || a.groups != 1 ||
+                 (a.taps == 1 && offset->plan.planes != a.filters)))
+    throw std::invalid_argument("the offset belongs to another layer");
+  if (threads < 1) throw std::invalid_argument("at least one thread");
+}
+
+template <class T>
+static void forward(const Numbers& geometry, const Array& x, const OwnedOffset<T>* offset, double alpha,
+                    const Sparse& sparse, const Array& values, const std::optional<Array>& bias, const Array& y,
+                    int threads) {
+  if (x.dtype() != nb::dtype<T>()) throw nb::next_overload();
+  const Layout layout(geometry, shape_of(x));
+  check(layout, offset, sparse, threads);
+  const View<const T> source = view<const T>(x, shape_of(x), "x");
+  const View<T> out = view<T>(y, layout.output(), "y");
+  const T* weights = vector<T>(values, sparse.count(), "values");
+  const T* shift = vector<T>(bias, layout.layer.filters, "bias");
+  if (y.size() == 0) return;
+  const nb::gil_scoped_release release;
+  Job<T> job(layout, offset, T(alpha), sparse, weights, false, threads);
+  job.call.x = source, job.call.out = out, job.call.bias = shift;
+  job.forward(threads);
+}
+
+template <class T>
+static double backward(const Numbers& geometry, const Array& y, const Array& x, const OwnedOffset<T>* offset,
+                       double alpha, const Sparse& sparse, const Array& values, const std::optional<Array>& x_grad,
+                       const std::optional<Array>& values_grad, bool needs_alpha, int threads) {
+  if (x.dtype() != nb::dtype<T>()) throw nb::next_overload();
+  const Layout layout(geometry, shape_of(x));
+  check(layout, offset, sparse, threads);
+  const View<const T> upstream = view<const T>(y, layout.output(), "y"), source = view<const T>(x, shape_of(x), "x");
+  const T* weights = vector<T>(values, sparse.count(), "values");
+  T* gradient = const_cast<T*>(vector<T>(values_grad, sparse.count(), "values_grad"));
+  View<T> out{};
+  if (x_grad) out = view<T>(*x_grad, shape_of(x), "x_grad");
+  const nb::gil_scoped_release release;
+  if (y.size() == 0) {
+    if (gradient) std::fill(gradient, gradient + sparse.count(), T(0));
+    return 0;
+  }
+  Job<T> job(layout, offset, T(alpha), sparse, weights, true, threads);
+  job.call.x = source, job.call.y = upstream, job.call.out = out;
+  job.call.needs_x = x_grad.has_value(), job.call.needs_values = gradient != nullptr;
+  job.call.needs_alpha = needs_alpha && offset;
+  return job.backward(threads, gradient, sparse.count());
+}
+
+template <class T>
+static void bind(nb::module_& m, const char* name) {
+  using Own = OwnedOffset<T>;
+  nb::class_<Own>(m, name)
+      .def("__init__",
+           [](Own* self, long filters, long terms, long taps, const Indices& source, const Floats& weights) {
+             new (self) Own(filters, terms, taps, indices(source), floats(weights));
+           })
+      .def("product",
+           [](Own& self, const std::optional<Floats>& first, const Floats& second) {
+             self.product(first ? std::optional<Table>(table(*first)) : std::nullopt, table(second));
+           }, "first"_a.none(), "second"_a)
+      .def("fourier",
+           [](Own& self, long length, const Indices& place, const Floats& signs, const Indices& frequency,
+              const Floats& real, const Floats& imaginary) {
+             self.fourier(length, indices(place), floats(signs), indices(frequency), floats(real), floats(imaginary));
+           })
+      .def("hadamard", [](Own& self, long length, const Floats& signs, const Indices& row, double scale) {
+        self.hadamard(length, floats(signs), indices(row), scale);
+      });
+  m.def("forward", &forward<T>, "geometry"_a, "x"_a, "offset"_a.none(), "alpha"_a, "sparse"_a, "values"_a,
+        "bias"_a.none(), "y"_a, "threads"_a);
+  m.def("backward", &backward<T>, "geometry"_a, "y"_a, "x"_a, "offset"_a.none(), "alpha"_a, "sparse"_a, "values"_a,
+        "x_grad"_a.none(), "values_grad"_a.none(), "needs_alpha"_a, "threads"_a);
+}
+
+}  // namespace dctps
+
+NB_MODULE(_native, m) {
+  using namespace dctps;
+  bind<float>(m, "Offset32");
+  bind<double>(m, "Offset64");
+  nb::class_<Sparse>(m, "Sparse")
+      .def("__init__", [](Sparse* self, const Numbers& geometry, const Positions& positions) {
+        new (self) Sparse(geometry, positions.data(), long(positions.size()));
+      });
+  m.def("reads_all", [](const Numbers& geometry, const Numbers& input) { return Layout(geometry, input).reads_all(); });
+  m.def("instruction_set", &instruction_set);
+}

@@ -1,0 +1,167 @@
+// The offset of a layer as the kernels need it, made once per weight shape: pointwise stage and depthwise taps.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <optional>
+#include <stdexcept>
+#include <vector>
+
+#include "plan.h"
+
+namespace dctps {
+
+struct Table {  // a row-major matrix of the caller's
+  const double* data;
+  long rows, columns;
+};
+
+template <class T>
+struct OwnedOffset {
+  Offset<T> plan{};
+  long filters, terms, taps;
+  std::vector<int32_t> source;  // (filters, terms): which plane
+  std::vector<T> weights;       // (filters, terms, taps): the depthwise stage
+
+  OwnedOffset(long filters, long terms, long taps, std::vector<int32_t> source, const std::vector<double>& weights)
+      : filters(filters), terms(terms), taps(taps), source(std::move(source)), weights(weights.begin(), weights.end()) {
+    if (filters < 1 || terms < 1 || PLANES % terms || taps < 1 || long(this->source.size()) != filters * terms ||
+        long(this->weights.size()) != filters * terms * taps)
+      throw std::invalid_argument("sources and weights of the depthwise stage do not fit together");
+  }
+  OwnedOffset(const OwnedOffset&) = delete;
+
+  // Pointwise stage second * first, or second alone.
+  void product(const std::optional<Table>& first, const Table& second) {
+    plan.kind = Kind::product, plan.thin = first.has_value();
+    plan.planes = second.rows, plan.rank = second.columns;
+    plan.inputs = first ? first->columns : second.columns;
+    if (first && first->rows != second.columns) throw std::invalid_argument("the factors do not fit together");
+    for (long i = 0; i < filters * terms; i++)
+      if (source[i] != i) throw std::invalid_argument("a product's planes are the filters' terms in turn");
+    if (first) {
+      plan.first = packed(*first, false, 0, first->columns);
+      plan.first_adjoint = packed(*first, true, 0, first->rows);
+    }
+    plan.second = packed(second, false, 0, second.columns);
+    blocks.reserve(padded(plan.rank) * plan.planes);
+    for (long k = 0; k < plan.planes; k += PLANES)
+      pack(second, true, k, std::min(k + PLANES, plan.planes), blocks);
+    plan.second_adjoint = blocks.data();
+    check_planes();
+  }
+
+  // out_k = real_k Re X[f_k] + imaginary_k Im X[f_k] of the transform X of sign_c x_c at place_c
+  void fourier(long length, const std::vector<int32_t>& place, const std::vector<double>& signs,
+               const std::vector<int32_t>& frequency, const std::vector<double>& real,
+               const std::vector<double>& imaginary) {
+    plan.kind = Kind::fourier, plan.inputs = long(place.size()), plan.planes = long(frequency.size());
+    if (signs.size() != place.size() || real.size() != frequency.size() || imaginary.size() != frequency.size())
+      throw std::invalid_argument("tables of a Fourier stage do not fit together");
+    check(place, length), check(frequency, length);
+    stages(length);
+    std::vector<int32_t> high;
+    for (int32_t f : frequency) high.push_back(f ? int32_t(length - f) : 0);
+    plan.sign = kept(signs);
+    plan.fourier.place = kept(place), plan.fourier.place_after = kept(after(place));
+    plan.fourier.low = kept(frequency), plan.fourier.low_after = kept(after(frequency));
+    plan.fourier.high = kept(high), plan.fourier.high_after = kept(after(high));
+    // the real signals are half the sum and difference of the two frequencies
+    plan.fourier.real = kept(real, 0.5), plan.fourier.imaginary = kept(imaginary, 0.5);
+    check_planes();
+  }
+
+  void hadamard(long length, const std::vector<double>& signs, const std::vector<int32_t>& row, double scale) {
+    plan.kind = Kind::hadamard, plan.inputs = long(signs.size()), plan.planes = long(row.size());
+    if (length < 1 || (length & (length - 1)) || plan.inputs > length)
+      throw std::invalid_argument("a Hadamard stage needs a power of two, not less than its inputs");
+    check(row, length);
+    plan.length = length, plan.scale = T(scale), plan.sign = kept(signs), plan.row = kept(row);
+    check_planes();
+  }
+
+ private:
+  std::vector<std::vector<T>> numbers;
+  std::vector<std::vector<int32_t>> indices;
+  std::vector<T> blocks;
+
+  static long padded(long rows) { return (rows + ROWS - 1) / ROWS * ROWS; }
+
+  const T* kept(const std::vector<double>& values, double factor = 1) {
+    std::vector<T> own;
+    for (double v : values) own.push_back(T(factor * v));
+    numbers.push_back(std::move(own));
+    return numbers.back().data();
+  }
+  const int32_t* kept(const std::vector<int32_t>& values) {
+    indices.push_back(values);
+    return indices.back().data();
+  }
+
+  void check_planes() const {
+    for (int32_t s : source)
+      if (s < 0 || s >= plan.planes) throw std::invalid_argument("a plane that the pointwise stage does not have");
+  }
+  static void check(const std::vector<int32_t>& rows, long length) {
+    for (int32_t row : rows)
+      if (row < 0 || row >= length) throw std::invalid_argument("a row outside of the transform");
+  }
+
+  // Columns (of the transposed table: rows) from .. to as [rows / ROWS][columns][ROWS], zeros at the end.
+  static void pack(const Table& table, bool transposed, long from, long to, std::vector<T>& out) {
+    const long rows = transposed ? table.columns : table.rows;
+    for (long i = 0; i < rows; i += ROWS)
+      for (long k = from; k < to; k++)
+        for (long r = i; r < i + ROWS; r++)
+          out.push_back(r >= rows ? T(0) : T(table.data[transposed ? k * table.columns + r : r * table.columns + k]));
+  }
+  Matrix<T> packed(const Table& table, bool transposed, long from, long to) {
+    numbers.emplace_back();
+    pack(table, transposed, from, to, numbers.back());
+    return {numbers.back().data(), transposed ? table.columns : table.rows, to - from};
+  }
+
+  void stages(long length) {
+    Fourier<T>& f = plan.fourier;
+    f.length = length;
+    if (length < 1) throw std::invalid_argument("a transform of length 0");
+    for (long rest = length, block = length; rest > 1;) {
+      int radix = rest % 4 == 0 ? 4 : 2;
+      while (rest % radix) radix++;
+      if (radix > 31 || f.stages == MAX_STAGES) throw std::invalid_argument("a prime factor above 31");
+      f.radix[f.stages] = radix;
+      f.twiddle[f.stages] = roots(block, block / radix, radix);
+      f.root[f.stages] = roots(radix, 2, radix + 1);
+      f.stages++, rest /= radix, block /= radix;
+    }
+  }
+  // exp(-2 pi i j q / n) for j < count and 1 <= q < radix; for a table of all roots: j = 1, which is its second row
+  const T* roots(long n, long count, int radix) {
+    std::vector<double> table;
+    const bool all = radix == n + 1;
+    for (long j = all ? 1 : 0; j < count; j++)
+      for (long q = all ? 0 : 1; q < radix; q++) {
+        const double angle = -2 * M_PI * double(j * q % n) / double(n);
+        table.push_back(std::cos(angle)), table.push_back(std::sin(angle));
+      }
+    return kept(table);
+  }
+
+  // Where decimation in frequency leaves each index: its digits, reversed.
+  std::vector<int32_t> after(const std::vector<int32_t>& rows) const {
+    std::vector<int32_t> out;
+    for (int32_t row : rows) {
+      long position = 0, block = plan.fourier.length, rest = row;
+      for (int s = 0; s < plan.fourier.stages; s++) {
+        const long radix = plan.fourier.radix[s];
+        block /= radix;
+        position += rest % radix * block;
+        rest /= radix;
+      }
+      out.push_back(int32_t(position));
+    }
+    return out;
+  }
+};
+
+}  // namespace dctps

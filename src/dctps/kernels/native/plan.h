@@ -1,0 +1,129 @@
+// What a call knows: plain numbers and pointers, shared by the code of all instruction sets.
+//
+// A chunk of the batch (some images, or some rows of one) is packed as [channel][phase][flat pixel] on a grid padded
+// with zeros. A stride s splits the input into s phases, pixels s apart being neighbours; then kernel position t reads
+// phase[t] at the constant distance shift[t] in the flat pixels, whatever stride, padding and dilation are:
+//
+//     y[k][p] = sum_(c,t) W[k,c,t] x[c][phase_t][p + shift_t]
+//
+// The adjoint is x[c][f][p] = sum over t with phase f of W[k,c,t] y[k][p - shift_t], and the gradient of a weight the
+// dot product of y[k] and the shifted x[c]. y is zero wherever no output is, so nothing crosses an edge.
+#pragma once
+
+#include <cstdint>
+
+namespace dctps {
+
+constexpr int AXES = 3;     // fewer axes are filled up with ones
+constexpr int MAX_STAGES = 40;
+constexpr int ROWS = 6;     // of a tile of a matrix product
+constexpr int PLANES = 24;  // planes that the adjoint of a matrix product takes at a time
+
+struct Axis {
+  long in, out, kernel, stride, padding, dilation;
+  long reach;  // the largest shift along this axis
+  long grid;   // pixels of the grid
+};
+
+struct Layer {  // geometry of the layer on inputs of one size
+  long groups, filters, group_channels, batch;
+  Axis axis[AXES];
+  long taps, phases;
+  const int32_t* phase_of;     // (stride0 * stride1 * stride2): index among the phases in use, or -1
+  const int32_t* tap_phase;    // (taps)
+  const int64_t* tap_shift;    // (taps) in flat pixels
+  long channels() const { return groups * group_channels; }
+};
+
+struct Frame {  // how every chunk of a call lies in memory
+  long images, rows;  // at most, per chunk
+  bool banded;        // chunks are bands of rows of one image
+  long reach;         // the largest shift
+  long margin, ld;    // zeros before the pixels of a row; elements from row to row
+  long row_pixels;    // pixels of one row of the first axis
+};
+
+struct Chunk {
+  long image, images;
+  long base, rows;  // first row (in output coordinates) and number of rows of each image
+  long low, high;   // the rows that this chunk answers for
+  long pixels(const Frame& f) const { return images * rows * f.row_pixels; }
+};
+
+template <class T>
+struct View {  // a tensor (batch, channels, 3 axes) of any strides, in elements
+  T* data;
+  int64_t batch, channel, axis[AXES];
+};
+
+template <class T>
+struct Entry {  // one multiply-add of a row of pixels
+  int32_t offset;
+  T weight;
+};
+
+template <class T>
+struct Rows {  // out[i] = sum of entries[start[i]] .. entries[start[i + 1]]
+  const int32_t* start;
+  const Entry<T>* entries;
+  long count;
+};
+
+enum class Kind { none, product, fourier, hadamard };
+
+template <class T>
+struct Matrix {  // packed for products: [rows / ROWS][columns][ROWS]
+  const T* data;
+  long rows, columns;
+};
+
+template <class T>
+struct Fourier {
+  long length;
+  int stages;
+  int radix[MAX_STAGES];
+  const T* twiddle[MAX_STAGES];  // per stage [length / radix][radix - 1] complex
+  const T* root[MAX_STAGES];     // per stage [radix] complex
+  const int32_t *place, *place_after;                          // (inputs) row in time; where the transform leaves it
+  const int32_t *low, *high, *low_after, *high_after;          // (outputs) rows of the frequencies f and -f
+  const T *real, *imaginary;                                   // (outputs) weights of both parts
+};
+
+template <class T>
+struct Offset {
+  Kind kind;
+  long inputs, planes;  // of the pointwise stage; planes are ordered (filter, term)
+  const T* sign;        // (inputs), fourier and hadamard
+  bool thin;            // product: second * first, else second alone
+  Matrix<T> first, first_adjoint, second;
+  const T* second_adjoint;  // blocks of PLANES columns, each packed as a Matrix
+  long rank;                // rows of `first`, or inputs
+  Fourier<T> fourier;
+  long length;             // hadamard
+  const int32_t* row;      // (planes), hadamard
+  T scale;                 // hadamard
+};
+
+template <class T>
+struct Call {
+  Layer layer;
+  Frame frame;
+  const Offset<T>* offset;  // or null
+  T alpha;
+  Rows<T> taps, taps_adjoint;      // the depthwise stage; empty where there is one kernel position
+  Rows<T> sparse, sparse_adjoint;  // S by (filter) and by (channel, phase)
+  View<const T> x, y;              // what is read (y: the gradient of the output)
+  View<T> out;                     // what is written
+  const T* bias;                   // or null
+  bool needs_x, needs_values, needs_alpha;
+};
+
+template <class T>
+struct Kernels {  // one set per instruction set
+  long (*scratch)(const Call<T>&, bool backward);  // elements that a thread needs
+  void (*forward)(const Call<T>&, const Chunk&, T* scratch);
+  // adds to `values` (nnz) and returns <x, D'y>
+  double (*backward)(const Call<T>&, const Chunk&, T* scratch, double* values);
+};
+
+}  // namespace dctps

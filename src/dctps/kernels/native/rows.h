@@ -1,0 +1,63 @@
+// Sums of shifted rows of pixels, and dot products of them: the sparse part and the depthwise stage.
+#pragma once
+
+#include "plan.h"
+#include "simd.h"
+
+namespace dctps::DCTPS_ISA {
+
+constexpr int TILE = 4;  // vectors of a row that stay in registers while its entries are added
+
+// out[i] = keep * out[i] + sum of weight * source[offset ...], for rows `from` to `to` of the list.
+// Pixels are the outer loop: the tile of all source rows stays in the first cache.
+template <class T>
+void combine(const Rows<T>& list, long from, long to, const T* source, T keep, T* out, long ld, long pixels) {
+  for (long p = 0; p < pixels; p += TILE * WIDTH<T>)
+    for (long i = from; i < to; i++) {
+      const Entry<T>*entry = list.entries + list.start[i], *end = list.entries + list.start[i + 1];
+      if (entry == end && keep == T(1)) continue;
+      T* row = out + (i - from) * ld + p;
+      Vec<T> sums[TILE];
+      for (int j = 0; j < TILE; j++) sums[j] = keep == T(0) ? Vec<T>{} : keep * load(row + j * WIDTH<T>);
+      for (; entry != end; entry++) {
+        const T* shifted = source + entry->offset + p;
+        const Vec<T> weight = splat(entry->weight);
+        for (int j = 0; j < TILE; j++) sums[j] += weight * load(shifted + j * WIDTH<T>);
+      }
+      for (int j = 0; j < TILE; j++) store(row + j * WIDTH<T>, sums[j]);
+    }
+}
+
+template <class T, int COUNT>
+inline void dot_group(const T* row, const T* source, const Entry<T>* entry, long pixels, double* out) {
+  Vec<T> sums[COUNT][2] = {};
+  for (long p = 0; p < pixels; p += 2 * WIDTH<T>)
+    for (int j = 0; j < 2; j++) {
+      const Vec<T> y = load(row + p + j * WIDTH<T>);
+      for (int i = 0; i < COUNT; i++) sums[i][j] += y * load(source + entry[i].offset + p + j * WIDTH<T>);
+    }
+  for (int i = 0; i < COUNT; i++) out[i] += double(sum<T>(sums[i][0] + sums[i][1]));
+}
+
+// out[e] += <y[i], source[offset_e ...]> for every entry e of every row i.
+template <class T>
+void dots(const Rows<T>& list, const T* y, long ld, const T* source, long pixels, double* out) {
+  for (long i = 0; i < list.count; i++) {
+    long e = list.start[i];
+    const long end = list.start[i + 1];
+    for (; e + 4 <= end; e += 4) dot_group<T, 4>(y + i * ld, source, list.entries + e, pixels, out + e);
+    for (; e < end; e++) dot_group<T, 1>(y + i * ld, source, list.entries + e, pixels, out + e);
+  }
+}
+
+template <class T>
+double dot(const T* a, const T* b, long pixels) {
+  Vec<T> sums = {};
+  long p = 0;
+  for (; p + WIDTH<T> <= pixels; p += WIDTH<T>) sums += load(a + p) * load(b + p);
+  double total = double(sum<T>(sums));
+  for (; p < pixels; p++) total += double(a[p]) * double(b[p]);
+  return total;
+}
+
+}  // namespace dctps::DCTPS_ISA

@@ -1,0 +1,136 @@
+// One call: lists of multiply-adds, chunks, threads.
+#pragma once
+
+#include <vector>
+
+#include "layout.h"
+#include "offset.h"
+#include "parallel.h"
+#include "sparse.h"
+
+namespace dctps {
+
+template <class T>
+const Kernels<T>& kernels();   // of the best instruction set of this CPU
+const char* instruction_set();  // its name
+long cache_budget();           // bytes of a chunk: most of the second-level cache
+
+constexpr long PARTIALS = 16 << 20;  // bytes of partial sums of the values' gradient
+
+template <class T>
+struct Lists {  // the multiply-adds of a call as rows of (offset, weight)
+  std::vector<int32_t> starts[4];
+  std::vector<Entry<T>> entries[4];
+
+  Rows<T> rows(int i) const { return {starts[i].data(), entries[i].data(), long(starts[i].size()) - 1}; }
+
+  // The depthwise stage: filter k reads plane source[k, r] at kernel position t.
+  void depthwise(Call<T>& call, const OwnedOffset<T>& o) {
+    const Layer& l = call.layer;
+    const long ld = call.frame.ld;
+    std::vector<std::vector<Entry<T>>> back(o.plan.planes * l.phases);
+    starts[0].push_back(0);
+    for (long k = 0; k < o.filters; k++) {
+      for (long i = k * o.terms; i < (k + 1) * o.terms; i++)
+        for (long t = 0; t < l.taps; t++) {
+          const T weight = o.weights[i * l.taps + t];
+          const long row = o.source[i] * l.phases + l.tap_phase[t];
+          entries[0].push_back({int32_t(row * ld + l.tap_shift[t]), call.alpha * weight});
+          back[row].push_back({int32_t(k * ld - l.tap_shift[t]), weight});
+        }
+      starts[0].push_back(int32_t(entries[0].size()));
+    }
+    starts[1].push_back(0);
+    for (const auto& row : back) {
+      entries[1].insert(entries[1].end(), row.begin(), row.end());
+      starts[1].push_back(int32_t(entries[1].size()));
+    }
+    call.taps = rows(0), call.taps_adjoint = rows(1);
+  }
+
+  void sparse(Call<T>& call, const Sparse& s, const T* values, bool backward) {
+    const Layer& l = call.layer;
+    const long ld = call.frame.ld;
+    starts[2] = s.start;
+    entries[2].reserve(s.count());
+    for (long i = 0; i < s.count(); i++) {
+      const long row = s.channel[i] * l.phases + l.tap_phase[s.tap[i]];
+      entries[2].push_back({int32_t(row * ld + l.tap_shift[s.tap[i]]), values[i]});
+    }
+    call.sparse = rows(2);
+    if (!backward) return;
+    starts[3] = s.back_start;
+    entries[3].reserve(s.count());
+    for (long i = 0; i < s.count(); i++)
+      entries[3].push_back({int32_t(s.back_filter[i] * ld - l.tap_shift[s.back_tap[i]]), values[s.back_value[i]]});
+    call.sparse_adjoint = rows(3);
+  }
+};
+
+template <class T>
+struct Job {
+  Call<T> call{};
+  Chunks chunks;
+  Lists<T> lists;
+
+  Job(const Layout& layout, const OwnedOffset<T>* offset, T alpha, const Sparse& sparse, const T* values, bool backward,
+      int threads)
+      : chunks(layout.layer, backward, bytes_per_pixel(layout.layer, offset, backward), cache_budget(), threads) {
+    call.layer = layout.layer, call.frame = chunks.frame, call.alpha = alpha;
+    const long widest = std::max({call.layer.filters, call.layer.channels() * call.layer.phases,
+                                  offset ? offset->plan.planes * call.layer.phases : 0L});
+    if (widest > INT32_MAX / call.frame.ld) throw std::invalid_argument("a layer too large for its chunk");
+    if (offset) {
+      call.offset = &offset->plan;
+      if (call.layer.taps > 1) lists.depthwise(call, *offset);
+    }
+    lists.sparse(call, sparse, values, backward);
+  }
+
+  static long bytes_per_pixel(const Layer& l, const OwnedOffset<T>* o, bool backward) {
+    const long inputs = l.channels() * l.phases;
+    long rows = l.filters + inputs * (backward ? 2 : 1);
+    if (o && o->plan.kind == Kind::product) rows += (o->plan.thin ? o->plan.rank : 0) * l.phases;
+    else if (o && l.taps > 1) rows += o->plan.planes * l.phases;
+    return rows * long(sizeof(T));
+  }
+
+  void forward(int threads) {
+    const long size = kernels<T>().scratch(call, false);
+    parallel(long(chunks.list.size()), threads,
+             [&](long i) { kernels<T>().forward(call, chunks.list[i], scratch(size)); });
+  }
+
+  // <x, D'y>, and the gradient of the values; summed in an order that depends on the number of threads alone.
+  double backward(int threads, T* values, long count) {
+    const long size = kernels<T>().scratch(call, true), all = long(chunks.list.size());
+    const long most = std::max<long>(threads, std::min<long>(4 * threads, PARTIALS / (8 * std::max(1L, count))));
+    const long parts = std::max(1L, std::min(all, most));
+    std::vector<std::vector<double>> partial(parts);
+    std::vector<double> alpha(parts);
+    parallel(parts, threads, [&](long part) {
+      partial[part].assign(call.needs_values ? count : 0, 0.0);
+      for (long i = all * part / parts; i < all * (part + 1) / parts; i++)
+        alpha[part] += kernels<T>().backward(call, chunks.list[i], scratch(size), partial[part].data());
+    });
+    for (long i = 0; call.needs_values && i < count; i++) {
+      double sum = 0;
+      for (const auto& own : partial) sum += own[i];
+      values[i] = T(sum);
+    }
+    double total = 0;
+    for (double own : alpha) total += own;
+    return total;
+  }
+
+ private:
+  static T* scratch(long elements) {  // of this thread, kept for the next call
+    static thread_local std::vector<T> own;
+    constexpr size_t line = 64 / sizeof(T);
+    if (own.size() < size_t(elements) + line) own.resize(size_t(elements) + line);
+    const size_t address = reinterpret_cast<size_t>(own.data()), aligned = (address + 63) / 64 * 64;
+    return own.data() + (aligned - address) / sizeof(T);
+  }
+};
+
+}  // namespace dctps

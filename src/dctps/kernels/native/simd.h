@@ -1,0 +1,54 @@
+// Vectors as the compiler's own extension: one source for AVX-512, AVX2, NEON and plain SSE.
+// Every file that includes this one is compiled once per instruction set, in a namespace of its own (DCTPS_ISA).
+// Such files use no templates of the standard library: the linker keeps one copy of those, of an unknown set.
+#pragma once
+
+#include <cstdint>
+
+namespace dctps::DCTPS_ISA {
+
+#if defined(__AVX512F__)
+constexpr int VECTOR = 64;  // bytes
+constexpr int COLUMNS = 4;  // vectors side by side in a tile of a matrix product: 6 x 4 of 32 registers
+#elif defined(__AVX__)
+constexpr int VECTOR = 32;
+constexpr int COLUMNS = 2;  // 6 x 2 of 16 registers
+#else
+constexpr int VECTOR = 16;
+constexpr int COLUMNS = 2;
+#endif
+
+template <class T>
+struct Lanes {
+  typedef T type __attribute__((vector_size(VECTOR)));
+};
+template <class T>
+using Vec = typename Lanes<T>::type;
+template <class T>
+constexpr long WIDTH = VECTOR / sizeof(T);
+
+template <class T>
+inline Vec<T> load(const T* from) {
+  Vec<T> v;
+  __builtin_memcpy(&v, from, VECTOR);
+  return v;
+}
+
+template <class T>
+inline void store(T* to, Vec<T> v) {
+  __builtin_memcpy(to, &v, VECTOR);
+}
+
+template <class T>
+inline Vec<T> splat(T value) {
+  return value - Vec<T>{};
+}
+
+template <class T>
+inline T sum(Vec<T> v) {
+  T total = 0;
+  for (int i = 0; i < WIDTH<T>; i++) total += v[i];
+  return total;
+}
+
+}  // namespace dctps::DCTPS_ISA

@@ -1,0 +1,180 @@
+"""An offset as the native kernels take it: a pointwise stage along the channels, then depthwise taps.
+
+    D[k, (c, t)] = sum_r stage[(k, r), c] weights[k, r, t]
+
+The stage is a Fourier transform (cosine, sine and Hartley transforms of linear and 1x1 layers; all of them in channel
+order, where kernel positions only add a phase), a Walsh-Hadamard transform, or a product with (thin) factors.
+"""
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dctps import offset_products
+from dctps.cache import Cache
+from dctps.geometry import Geometry
+from dctps.kernels import native
+from dctps.offsets import PatchOffset
+
+LARGEST_RADIX = 31  # of the native transform; other lengths go to the libraries
+SMALL = 1 << 10  # entries of an offset that a product serves better than a transform
+_plans = Cache(limit=1 << 29)
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """A native offset and the bytes of its tables."""
+
+    own: Any
+    nbytes: int
+
+
+def offset_plan(offset: PatchOffset, geometry: Geometry, dtype: torch.dtype) -> Any | None:
+    """The native form of an offset, shared between layers of one shape; None where there is no fast one."""
+    if not has_plan(offset, geometry):
+        return None
+    return _plans.get((offset, dtype), lambda: _make(offset, dtype)).own
+
+
+def has_plan(offset: PatchOffset, geometry: Geometry) -> bool:
+    """Whether the native kernels have a fast way to apply an offset."""
+    if geometry.groups > 1 or not offset.separable:
+        return False
+    if offset.transform.terms == 1 or geometry.taps > 1 or _is_small(offset):
+        return True
+    return _is_smooth(offset.length)
+
+
+def _is_small(offset: PatchOffset) -> bool:
+    return math.prod(offset.shape) <= SMALL
+
+
+def _is_smooth(length: int) -> bool:
+    for prime in range(2, LARGEST_RADIX + 1):
+        while length % prime == 0:
+            length //= prime
+    return length == 1
+
+
+def _make(offset: PatchOffset, dtype: torch.dtype) -> Plan:
+    stage = _stage(offset, dtype)
+    single = offset.channel_slots[:1]  # the taps do not depend on the channels
+    _, right = offset.transform.split(offset.rows, single, offset.tap_slots, offset.length)
+    if len(offset.tap_slots) == 1:
+        right = torch.ones(1, offset.shape[0], 1, dtype=torch.float64, device="cpu")
+    weights = right.transpose(0, 1).contiguous()  # (m, R, T)
+    source = np.arange(weights.shape[0] * weights.shape[1], dtype=np.int32) if stage.source is None else stage.source
+    make = native.Offset32 if dtype == torch.float32 else native.Offset64
+    own = make(*weights.shape, source, weights.numpy())
+    getattr(own, stage.kind)(*stage.arguments)
+    tables = sum(argument.nbytes for argument in stage.arguments if isinstance(argument, np.ndarray))
+    return Plan(own, tables + weights.nbytes)
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+    """The pointwise stage: the name of a native constructor, its arguments, and which plane each (k, r) reads."""
+
+    kind: str
+    arguments: tuple[Any, ...]
+    source: np.ndarray | None = None
+
+
+def _stage(offset: PatchOffset, dtype: torch.dtype) -> Stage:
+    taps = len(offset.tap_slots)
+    if offset.transform.terms == 1:
+        return _hadamard(offset)
+    if taps == 1 and not _is_small(offset):
+        return _line(offset)
+    period = _period(offset)
+    if taps > 1 and period and _is_smooth(period):
+        return _channel_spectrum(offset, period)
+    return _product(offset, dtype)
+
+
+def _product(offset: PatchOffset, dtype: torch.dtype) -> Stage:
+    if len(offset.tap_slots) == 1:
+        return Stage("product", (None, offset.matrix(torch.float64).numpy()))
+    left, _ = offset.factors()  # (R, m, n)
+    pointwise = left.transpose(0, 1).flatten(0, 1)  # planes ordered (k, r)
+    stages = offset_products.thin(pointwise, torch.finfo(dtype).eps)
+    first, second = (None, stages[0]) if len(stages) == 1 else stages
+    return Stage("product", (None if first is None else _array(first), _array(second)))
+
+
+def _array(values: Tensor) -> np.ndarray:
+    return values.contiguous().numpy()
+
+
+def _signs(offset: PatchOffset) -> np.ndarray:
+    return np.ascontiguousarray(offset.signs.flatten().numpy())
+
+
+# --- Fourier: out_k = real_k Re X[f_k] + imaginary_k Im X[f_k] -------------------------------------------------------
+
+
+def _line(offset: PatchOffset) -> Stage:
+    """One kernel position: the transform itself, of length q."""
+    q, n, rows = offset.length, len(offset.channel_slots), offset.rows.numpy()
+    channels, signs = np.arange(n), _signs(offset)
+    if offset.recipe.transform == "hartley":
+        scale = np.full(len(rows), 1 / math.sqrt(q))
+        return _fourier(q, channels, signs, rows, scale, -scale)
+    if offset.recipe.transform == "dst":  # row k is row q-1-k of the cosine transform with every other column negated
+        rows, signs = q - 1 - rows, signs * (1 - 2 * (channels % 2))
+    # Makhoul: even entries, then odd ones backwards; y_k = s_k Re exp(-i pi k / 2q) V_k
+    place = np.where(channels % 2 == 0, channels // 2, q - 1 - channels // 2)
+    norm, phase = np.sqrt(np.where(rows == 0, 1.0, 2.0) / q), np.pi * rows / (2 * q)
+    return _fourier(q, place, signs, rows, norm * np.cos(phase), norm * np.sin(phase))
+
+
+def _period(offset: PatchOffset) -> int:
+    """In channel order and without padding the channels see frequencies of period 2n (Hartley: n); else 0."""
+    n, taps = len(offset.channel_slots), len(offset.tap_slots)
+    if offset.recipe.order != "channel" or offset.length != n * taps:
+        return 0
+    return n if offset.recipe.transform == "hartley" else 2 * n
+
+
+def _channel_spectrum(offset: PatchOffset, period: int) -> Stage:
+    """cos(A + phi) and sin(A + phi) for A = 2 pi f c / period: the two terms of the separable way."""
+    q, k = offset.length, offset.rows.numpy()
+    kind = offset.recipe.transform
+    frequency = k + 1 if kind == "dst" else k
+    if kind == "hartley":
+        phase, norm = np.zeros(len(k)), np.full(len(k), 1 / math.sqrt(q))
+    else:
+        phase = 2 * np.pi * frequency / (4 * q)
+        norm = np.sqrt(np.where(k == (q - 1 if kind == "dst" else 0), 1.0, 2.0) / q)
+    cos = norm * np.cos(phase), norm * np.sin(phase)  # weights of Re X and Im X
+    sin = norm * np.sin(phase), -norm * np.cos(phase)
+    terms = (sin, cos) if kind == "dst" else (cos, sin)
+    real, imaginary = (np.stack([term[part] for term in terms], axis=1).ravel() for part in (0, 1))
+    channels = np.arange(len(offset.channel_slots))
+    return _fourier(period, channels, _signs(offset), np.repeat(frequency % period, 2), real, imaginary)
+
+
+def _fourier(
+    length: int, place: np.ndarray, signs: np.ndarray, frequency: np.ndarray, real: np.ndarray, imaginary: np.ndarray
+) -> Stage:
+    return Stage("fourier", (length, place.astype(np.int32), signs, frequency.astype(np.int32), real, imaginary))
+
+
+# --- Hadamard -------------------------------------------------------------------------------------------------------
+
+
+def _hadamard(offset: PatchOffset) -> Stage:
+    """The bits of a row that belong to the channels choose a plane; those of the kernel positions are in the taps."""
+    channels, taps = len(offset.channel_slots), len(offset.tap_slots)
+    wide = offset.transform.padded(channels)
+    first_bit = 1 if offset.recipe.order == "spatial" else offset.transform.padded(taps)
+    rows = (offset.rows.numpy() // first_bit) % wide
+    scale = 1 / math.sqrt(offset.length)
+    if taps == 1:
+        return Stage("hadamard", (wide, _signs(offset), rows.astype(np.int32), scale))
+    used, source = np.unique(rows, return_inverse=True)
+    return Stage("hadamard", (wide, _signs(offset), used.astype(np.int32), scale), source.astype(np.int32))
