@@ -117,7 +117,7 @@ def _sparse_ops(layer: DpsLayer, x: Tensor, outputs: int) -> tuple[int, int]:
     size, q = m * math.prod(patch), max(m, math.prod(patch))
     has_offset = layer.offset is not None
     paper = outputs * (layer.nnz + (round(q * math.log2(q)) if has_offset else 0))
-    if layer.chosen_backend() == "dense":
+    if layer.chosen_backend(x) == "dense":
         return outputs * size, paper
     return outputs * layer.nnz + (_offset_ops(layer, x, outputs) if has_offset else 0), paper
 

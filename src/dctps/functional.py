@@ -2,6 +2,7 @@
 
 `dense` builds W and calls torch's own operator; only the gradient at the support leaves the layer.
 `torch` never builds W: it saves x and nothing else for the backward pass, and S and its gradient are O(nnz) numbers.
+`native` is the same computation by the kernels of `dctps.kernels`, on CPUs.
 
 A user's own `Offset` object has no name by which an operator could know it; it is composed from its own `apply` and
 `matrix`, which must be differentiable.
@@ -14,9 +15,9 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from dctps import offset_products, operators
+from dctps import kernels, offset_products, operators
 from dctps.geometry import Geometry, convolve
-from dctps.offsets import Offset, PatchOffset
+from dctps.offsets import Offset, PatchOffset, TransformOffset
 from dctps.registry import lookup
 
 
@@ -77,6 +78,11 @@ def _composed_weight(
     return weight + alpha * offset.matrix().to(values).reshape(shape)
 
 
+def named_offset(name: str, shape: tuple[int, ...]) -> PatchOffset | None:
+    """The offset of a weight from its name; none for an empty one."""
+    return TransformOffset.parse(name).bind(shape) if name else None
+
+
 def _by_name(offset: Offset | None, alpha: Tensor | None) -> tuple[str, Tensor | None]:
     """The name of an offset and its alpha as operators take them: none for a user's own."""
     return (offset.recipe.name, alpha) if isinstance(offset, PatchOffset) else ("", None)
@@ -95,7 +101,7 @@ def _dense(
     return convolve(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype), geometry)
 
 
-def _fast(
+def _native(
     x: Tensor,
     values: Tensor,
     positions: Tensor,
@@ -104,30 +110,42 @@ def _fast(
     offset: Offset | None,
     geometry: Geometry,
 ) -> Tensor:
+    if x.device.type != "cpu":
+        raise ValueError(f"backend='native' runs on CPUs, the input is on {x.device}; use backend='torch' or 'auto'")
+    return _fast(x, values, positions, alpha, bias, offset, geometry, native=True)
+
+
+def _fast(
+    x: Tensor,
+    values: Tensor,
+    positions: Tensor,
+    alpha: Tensor | None,
+    bias: Tensor | None,
+    offset: Offset | None,
+    geometry: Geometry,
+    native: bool = False,
+) -> Tensor:
     name, named = _by_name(offset, alpha)
-    y: Tensor = operators.multiply(x, values, positions, named, name, geometry.pack())
+    y: Tensor = operators.multiply(x, values, positions, named, name, geometry.pack(), native)
     if offset is not None and alpha is not None and named is None:
         y = y + alpha.to(y.dtype) * offset_products.forward(x, offset, geometry)
     return y if bias is None else y + bias.to(y.dtype).view(-1, *(1 for _ in geometry.kernel))
 
 
-BACKENDS: dict[str, Callable[..., Tensor]] = {"dense": _dense, "torch": _fast}
+BACKENDS: dict[str, Callable[..., Tensor]] = {"dense": _dense, "torch": _fast, "native": _native}
 
 
 AUTO = "auto"
 
 
 def check_backend(backend: str) -> None:
-    """ValueError unless it is the name of a backend, or `auto`."""
+    """ValueError unless it is the name of a backend that is there, or `auto`."""
     if backend != AUTO:
         lookup(BACKENDS, backend, f"backend (or {AUTO!r})")
+    if backend == "native" and kernels.native is None:
+        raise ValueError(f"backend='native': {kernels.WHY_NOT}; backend='auto' works without them")
 
 
-def choose_backend(geometry: Geometry, nnz: int) -> str:
-    """The simple rule behind `auto`: dense weights for small or well-filled layers, else never a dense weight."""
-    size = geometry.filters * geometry.group_channels * geometry.taps
-    return "dense" if size <= SMALL or nnz > WELL_FILLED * size else "torch"
-
-
-SMALL = 1 << 17  # weights
-WELL_FILLED = 0.1  # density
+def backends() -> list[str]:
+    """The names of the backends that are there."""
+    return [name for name in BACKENDS if name != "native" or kernels.native is not None]

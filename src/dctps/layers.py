@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dctps import functional
+from dctps import functional, tuning
 from dctps.allocation import budget
 from dctps.functional import AUTO
 from dctps.geometry import Geometry
@@ -103,13 +103,13 @@ class DpsLayer(nn.Module):
         """`dense_weight()`, built anew at each access, for foreign code that reads a layer's weight."""
         return self.dense_weight()
 
-    def chosen_backend(self) -> str:
-        """The backend that `auto` stands for here."""
-        return functional.choose_backend(self.geometry, self.nnz) if self.backend == AUTO else self.backend
+    def chosen_backend(self, x: Tensor) -> str:  # x: (batch, channels, *spatial)
+        """The backend that serves this input: what `auto` stands for."""
+        return self.backend if self.backend != AUTO else tuning.choose(x, self.nnz, self.offset, self.geometry)
 
     def _multiply(self, x: Tensor, geometry: Geometry) -> Tensor:
         args = x, self.values, self.positions, self.alpha, self.bias, self.offset, geometry
-        return functional.multiply(*args, self.chosen_backend())
+        return functional.multiply(*args, self.chosen_backend(x))
 
     def extra_repr(self) -> str:
         parts = [self._arguments(), f"bias={self.bias is not None}", f"offset={offset_name(self.offset)}"]

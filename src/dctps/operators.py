@@ -4,7 +4,7 @@ torch.compile and torch.export see them as they are. Operators take tensors, num
 in as its name and a geometry as a list of integers.
 
     dctps::weight     W = alpha D + S, dense
-    dctps::multiply   (alpha D + S) x, without W:
+    dctps::multiply   (alpha D + S) x, without W, by torch's operators or by the native kernels:
                       dL/dx = alpha D'g + S'g,  dL/dvalues sampled at the support,  dL/dalpha = <x, D'g>
 """
 
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from dctps import offset_products, sparse
 from dctps.geometry import Geometry
+from dctps.kernels import products
 from dctps.offsets import PatchOffset, TransformOffset
 
 
@@ -88,16 +89,47 @@ weight_backward.register_autograd(_weight_second, setup_context=_weight_backward
 
 @torch.library.custom_op("dctps::multiply", mutates_args=())
 def multiply(
-    x: Tensor, values: Tensor, positions: Tensor, alpha: Tensor | None, offset: str, geometry: list[int]
+    x: Tensor,
+    values: Tensor,
+    positions: Tensor,
+    alpha: Tensor | None,
+    offset: str,
+    geometry: list[int],
+    native: bool,
 ) -> Tensor:
     """(alpha D + S) x: (batch, channels, *spatial) -> (batch, filters, *output); half types work in float32."""
     g, work = Geometry.unpack(geometry), _work_dtype(x)
-    source = x.to(work)
+    args = x.to(work), values.to(work), positions, _scale(alpha, work), _bound(offset, alpha, g), g
     with torch.autocast(x.device.type, enabled=False):
-        y = sparse.forward(source, values.to(work), positions, g)
-        if alpha is not None:
-            y = y.add_(offset_products.forward(source, _offset(offset, g.weight_shape), g) * alpha.to(work))
+        if native:
+            y = _output(args[0], g)
+            products.forward(*args, y)
+            return y.to(x.dtype)
+        y = _torch_forward(*args)
     return y.to(x.dtype).clone(memory_format=_layout(x))  # a tensor of its own, never a view
+
+
+def _torch_forward(
+    x: Tensor, values: Tensor, positions: Tensor, alpha: Tensor | None, offset: PatchOffset | None, geometry: Geometry
+) -> Tensor:
+    y = sparse.forward(x, values, positions, geometry)
+    if alpha is None or offset is None:
+        return y
+    return y.add_(offset_products.forward(x, offset, geometry) * alpha)
+
+
+def _bound(offset: str, alpha: Tensor | None, geometry: Geometry) -> PatchOffset | None:
+    return None if alpha is None else _offset(offset, geometry.weight_shape)
+
+
+def _scale(alpha: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    return None if alpha is None else alpha.to(dtype)
+
+
+def _output(x: Tensor, geometry: Geometry) -> Tensor:
+    """Room for the result, in memory as the input is."""
+    size = x.shape[0], geometry.filters, *geometry.output_size(x.shape[2:])
+    return torch.empty(size, dtype=x.dtype, device=x.device, memory_format=_layout(x))
 
 
 def _layout(x: Tensor) -> torch.memory_format:
@@ -113,10 +145,16 @@ def _work_dtype(x: Tensor) -> torch.dtype:
 
 
 @multiply.register_fake
-def _(x: Tensor, values: Tensor, positions: Tensor, alpha: Tensor | None, offset: str, geometry: list[int]) -> Tensor:
-    g = Geometry.unpack(geometry)
-    y = x.new_empty(x.shape[0], g.filters, *g.output_size(x.shape[2:]))
-    return y.contiguous(memory_format=_layout(x))
+def _(
+    x: Tensor,
+    values: Tensor,
+    positions: Tensor,
+    alpha: Tensor | None,
+    offset: str,
+    geometry: list[int],
+    native: bool,
+) -> Tensor:
+    return _output(x, Geometry.unpack(geometry))
 
 
 @torch.library.custom_op("dctps::multiply_backward", mutates_args=())
@@ -128,23 +166,48 @@ def multiply_backward(
     alpha: Tensor | None,
     offset: str,
     geometry: list[int],
+    native: bool,
     needs: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of x, values and alpha; those not needed come back as empty tensors."""
-    g, work, spatial = Geometry.unpack(geometry), _work_dtype(x), tuple(x.shape[2:])
-    needs_x, needs_values, needs_alpha = needs
-    source, upstream = x.to(work), grad.to(work)
-    x_grad, values_grad, alpha_grad = x.new_empty(0), values.new_empty(0), values.new_empty(0)
+    g, work = Geometry.unpack(geometry), _work_dtype(x)
+    args = x.to(work), values.to(work), positions, _scale(alpha, work), _bound(offset, alpha, g), g
+    run = products.backward if native else _torch_backward
     with torch.autocast(x.device.type, enabled=False):
-        if needs_values:
-            values_grad = sparse.sampled_gradient(upstream, source, positions, g).to(values.dtype)
-        if needs_x:
-            x_grad = sparse.adjoint(upstream, values.to(work), positions, g, spatial)
-        if alpha is not None and (needs_x or needs_alpha):
-            back = offset_products.adjoint(upstream, _offset(offset, g.weight_shape), g, spatial)
-            alpha_grad = torch.sum(source * back).to(alpha.dtype)
-            x_grad = x_grad.add_(back * alpha.to(work)) if needs_x else x_grad
-    x_grad = x_grad.to(x.dtype).clone(memory_format=_layout(x)) if needs_x else x_grad
+        x_grad, values_grad, alpha_grad = run(grad.to(work), *args, (needs[0], needs[1], needs[2]))
+    return (
+        x.new_empty(0) if x_grad is None else _as_owned(x_grad, x),
+        values.new_empty(0) if values_grad is None else values_grad.to(values.dtype),
+        values.new_empty(0) if alpha_grad is None or alpha is None else alpha_grad.to(alpha.dtype),
+    )
+
+
+def _as_owned(gradient: Tensor, x: Tensor) -> Tensor:
+    """In the type and layout of x, as a tensor of its own and never a view."""
+    gradient = gradient.to(x.dtype)
+    whole = gradient._base is None and gradient.is_contiguous(memory_format=_layout(x))
+    return gradient if whole else gradient.clone(memory_format=_layout(x))
+
+
+def _torch_backward(
+    grad: Tensor,
+    x: Tensor,
+    values: Tensor,
+    positions: Tensor,
+    alpha: Tensor | None,
+    offset: PatchOffset | None,
+    geometry: Geometry,
+    needs: tuple[bool, bool, bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    needs_x, needs_values, needs_alpha = needs
+    spatial = tuple(x.shape[2:])
+    values_grad = sparse.sampled_gradient(grad, x, positions, geometry) if needs_values else None
+    x_grad = sparse.adjoint(grad, values, positions, geometry, spatial) if needs_x else None
+    alpha_grad = None
+    if alpha is not None and offset is not None and (needs_x or needs_alpha):
+        back = offset_products.adjoint(grad, offset, geometry, spatial)
+        alpha_grad = torch.sum(x * back) if needs_alpha else None
+        x_grad = None if x_grad is None else x_grad.add_(back * alpha)
     return x_grad, values_grad, alpha_grad
 
 
@@ -157,10 +220,11 @@ def _(
     alpha: Tensor | None,
     offset: str,
     geometry: list[int],
+    native: bool,
     needs: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor]:
     x_grad = torch.empty_like(x, memory_format=_layout(x)) if needs[0] else x.new_empty(0)
-    with_alpha = alpha is not None and (needs[0] or needs[2])
+    with_alpha = alpha is not None and needs[2]
     return x_grad, values.new_empty(values.shape if needs[1] else 0), values.new_empty(() if with_alpha else 0)
 
 
@@ -173,7 +237,7 @@ def _multiply_first(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     needs = [ctx.needs_input_grad[i] for i in (0, 1, 3)]
     grads = multiply_backward(grad, *ctx.saved_tensors, *ctx.layer, needs)
     x, values, alpha = (grad if needed else None for grad, needed in zip(grads, needs, strict=True))
-    return x, values, None, alpha, None, None
+    return x, values, None, alpha, None, None, None
 
 
 def _multiply_backward_setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -196,7 +260,7 @@ def _multiply_second(ctx: Any, dx: Tensor, dvalues: Tensor, dalpha: Tensor) -> t
     d_x, _, _ = multiply_backward(grad, x, dvalues, positions, da, *ctx.layer, [True, False, False])
     wanted = [False, True, alpha is not None]
     _, d_values, d_alpha = multiply_backward(grad, dx, values, positions, alpha, *ctx.layer, wanted)
-    return d_grad, d_x, d_values, None, None if alpha is None else d_alpha, None, None, None
+    return d_grad, d_x, d_values, None, None if alpha is None else d_alpha, None, None, None, None
 
 
 multiply.register_autograd(_multiply_first, setup_context=_multiply_setup)

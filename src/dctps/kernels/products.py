@@ -46,25 +46,23 @@ def backward(
     offset: PatchOffset | None,
     geometry: Geometry,
     needs: tuple[bool, bool, bool],
-    x_grad: Tensor,
 ) -> Gradients:
-    """The gradients of x (written to `x_grad`), values and alpha that are needed."""
+    """The gradients of x, values and alpha that are needed."""
     needs_x, needs_values, needs_alpha = needs
     if offset is not None and alpha is not None and is_direct(offset, geometry):
-        return _direct_backward(grad, x, values, positions, alpha, offset, geometry, needs, x_grad)
+        return _direct_backward(grad, x, values, positions, alpha, offset, geometry, needs)
     plan = None if offset is None else offset_plan(offset, geometry, x.dtype)
     scale = 0.0 if alpha is None or plan is None else alpha.item()
     values_grad = torch.empty_like(values) if needs_values else None
     where = _places(positions, geometry)
-    target = x_grad if needs_x else None
-    inner = _backward(grad, x, values, where, plan, scale, geometry, target, values_grad, needs_alpha)
+    x_grad = torch.empty_like(x) if needs_x else None
+    inner = _backward(grad, x, values, where, plan, scale, geometry, x_grad, values_grad, needs_alpha)
     alpha_grad = None if alpha is None else alpha.new_tensor(inner)
     if offset is not None and alpha is not None and plan is None and (needs_x or needs_alpha):
         back = offset_products.adjoint(grad, offset, geometry, tuple(x.shape[2:]))
         alpha_grad = torch.sum(x * back)
-        if needs_x:
-            x_grad.add_(back * alpha)
-    return target, values_grad, alpha_grad if needs_alpha else None
+        x_grad = None if x_grad is None else x_grad.add_(back * alpha)
+    return x_grad, values_grad, alpha_grad if needs_alpha else None
 
 
 # --- filters so short that they are applied as they are: depthwise convolutions above all ---------------------------
@@ -92,10 +90,9 @@ def _direct_backward(
     offset: PatchOffset,
     geometry: Geometry,
     needs: tuple[bool, bool, bool],
-    x_grad: Tensor,
 ) -> Gradients:
     weight, where = _weight(values, positions, alpha, offset), _every_place(geometry)
-    target = x_grad if needs[0] else None
+    target = torch.empty_like(x) if needs[0] else None
     full = torch.empty_like(weight) if needs[2] else None
     some = torch.empty_like(values) if needs[1] and not needs[2] else None
     if needs[0] or needs[2]:

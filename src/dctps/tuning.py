@@ -1,0 +1,186 @@
+"""`backend="auto"`: the fastest of the correct ways for each layer, measured once on this machine.
+
+The first time a layer meets a shape of input, its ways run a few times on random numbers, on a small part of the
+batch, forwards and (where gradients are wanted) backwards; the fastest is kept in memory and on disk, per processor,
+threads and versions. The dense way is always among the measured ones, so none that is slower than it is ever chosen.
+
+    DCTPS_TUNE=0             no measurement: a rule by sizes alone, which depends on nothing but the layer
+    DCTPS_BACKEND=dense      this backend wherever a layer says "auto"
+    DCTPS_CACHE=folder       where measurements are kept (default: dctps in the user's cache folder)
+"""
+
+import json
+import math
+import os
+import statistics
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+
+from dctps import functional, kernels
+from dctps.files import write_atomically
+from dctps.geometry import Geometry
+from dctps.offsets import Offset, PatchOffset
+from dctps.provenance import cpu
+
+IMAGES = 16  # of a batch that are measured
+REPEATS = 3  # after one warm-up; the median counts
+LARGE = 1 << 24  # weights above which no dense weight is built, not even to measure it
+FORMAT = 1  # of the file; raised when kernels change so that old measurements mislead
+
+
+class Case(NamedTuple):
+    """What a measurement depends on; supports of nearly one size share it."""
+
+    geometry: Geometry
+    size: int  # of the support: 2^(size / 2)
+    offset: str
+    shape: tuple[int, ...]  # of the input
+    channels_last: bool
+    dtype: torch.dtype
+    threads: int
+    gradients: bool
+
+
+Times = dict[str, float]  # backend -> milliseconds
+
+_lock = threading.RLock()
+_known: dict[Case, Times] = {}
+
+
+def choose(x: Tensor, nnz: int, offset: Offset | None, geometry: Geometry) -> str:
+    """The backend of a layer that says `auto`, for this input."""
+    forced = os.environ.get("DCTPS_BACKEND", functional.AUTO)
+    if forced != functional.AUTO:
+        functional.check_backend(forced)
+        return forced
+    if not _can_measure(x, offset, geometry):
+        return rule(geometry, nnz)
+    times = measured(_case(x, nnz, offset, geometry))
+    return min(times, key=lambda backend: times[backend])
+
+
+def rule(geometry: Geometry, nnz: int) -> str:
+    """Without a measurement: dense weights for small or well-filled layers, else never a dense weight."""
+    size = math.prod(geometry.weight_shape)
+    native = kernels.native is not None
+    if size <= (TINY if native else SMALL) or nnz > WELL_FILLED * size:
+        return "dense"
+    return "native" if native else "torch"
+
+
+TINY = 1 << 11  # weights
+SMALL = 1 << 17  # likewise, for torch's own operators
+WELL_FILLED = 0.1  # density
+
+
+def _can_measure(x: Tensor, offset: Offset | None, geometry: Geometry) -> bool:
+    if os.environ.get("DCTPS_TUNE") == "0" or torch.compiler.is_compiling() or isinstance(x, FakeTensor):
+        return False
+    if x.device.type != "cpu" or x.numel() == 0 or math.prod(geometry.weight_shape) > LARGE:
+        return False
+    return offset is None or isinstance(offset, PatchOffset)
+
+
+def _case(x: Tensor, nnz: int, offset: Offset | None, geometry: Geometry) -> Case:
+    name = offset.recipe.name if isinstance(offset, PatchOffset) else ""
+    last = x.dim() == 4 and not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last)
+    threads, gradients = torch.get_num_threads(), torch.is_grad_enabled()
+    size = round(2 * math.log2(max(1, nnz)))
+    return Case(geometry, size, name, tuple(x.shape), last, x.dtype, threads, gradients)
+
+
+def measured(case: Case) -> Times:
+    """Milliseconds of every backend, from memory, from disk or from a measurement made now."""
+    with _lock:
+        if case not in _known:
+            table = _read()
+            times = table.get(_name(case))
+            if times is None:
+                times = table[_name(case)] = _measure(case)
+                _write(table)
+            _known[case] = times
+        return _known[case]
+
+
+# --- the measurement ------------------------------------------------------------------------------------------------
+
+
+def _measure(case: Case) -> Times:
+    backends = ["dense", "torch" if kernels.native is None else "native"]
+    state = torch.get_rng_state()
+    try:
+        with torch.inference_mode(False), torch.autocast("cpu", enabled=False), torch.set_grad_enabled(case.gradients):
+            return {backend: _milliseconds(case, backend) for backend in backends}
+    finally:
+        torch.set_rng_state(state)
+
+
+def _milliseconds(case: Case, backend: str) -> float:
+    g = case.geometry
+    dtype = case.dtype if case.dtype.is_floating_point else torch.float32
+    batch = case.shape[0] if g.axes == 0 else min(case.shape[0], IMAGES)
+    x = torch.randn(batch, *case.shape[1:]).to(dtype).requires_grad_(case.gradients)
+    nnz = min(math.prod(g.weight_shape), round(2 ** (case.size / 2)))
+    positions = torch.randperm(math.prod(g.weight_shape))[:nnz].sort().values.to(torch.int32)
+    values = torch.randn(nnz).to(dtype).requires_grad_(case.gradients)
+    offset = functional.named_offset(case.offset, g.weight_shape)
+    alpha = None if offset is None else torch.ones((), dtype=dtype, requires_grad=case.gradients)
+    if case.channels_last:
+        x = x.detach().contiguous(memory_format=torch.channels_last).requires_grad_(case.gradients)
+
+    def run() -> None:
+        y = functional.multiply(x, values, positions, alpha, None, offset, g, backend)
+        if case.gradients:
+            torch.autograd.grad(y, [t for t in (x, values, alpha) if t is not None], torch.ones_like(y))
+
+    return _median(run)
+
+
+def _median(run: Callable[[], None]) -> float:
+    run()
+    times = []
+    for _ in range(REPEATS):
+        start = time.perf_counter()
+        run()
+        times.append(1e3 * (time.perf_counter() - start))
+    return statistics.median(times)
+
+
+# --- the file -------------------------------------------------------------------------------------------------------
+
+
+def cache_file() -> Path:
+    """Where the measurements of this processor and these versions are kept."""
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = Path(os.environ.get("DCTPS_CACHE") or home / "dctps")
+    machine = "".join(c if c.isalnum() else "_" for c in f"{cpu()}-{kernels.instruction_set()}-torch{torch.__version__}")
+    return folder / f"tuning-{FORMAT}-{machine}.json"
+
+
+def _name(case: Case) -> str:
+    g = case.geometry
+    parts = [g.pack(), case.size, case.offset or "none", case.shape, case.channels_last, case.dtype]
+    return " ".join(str(part).replace(" ", "") for part in [*parts, case.threads, case.gradients])
+
+
+def _read() -> dict[str, Times]:
+    try:
+        table = json.loads(cache_file().read_text())
+        return {str(k): {str(b): float(t) for b, t in v.items()} for k, v in table.items()}
+    except (OSError, ValueError, AttributeError, TypeError):
+        return {}  # not there, or not ours: measured again
+
+
+def _write(table: dict[str, Times]) -> None:
+    try:
+        cache_file().parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(cache_file(), lambda path: path.write_text(json.dumps(table, indent=0)))
+    except OSError:
+        pass  # a read-only home: the next process measures again
