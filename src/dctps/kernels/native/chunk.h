@@ -12,6 +12,7 @@ namespace dctps::DCTPS_ISA {
 template <class T>
 struct Buffers {  // rows of the packed grid, `ld` apart; pointers are to the first pixel of the first row
   T *x, *y, *back, *planes, *thin, *line;
+  mutable Map map;
   long used;
 
   T* take(T* scratch, const Frame& f, long rows) {
@@ -29,13 +30,16 @@ struct Buffers {  // rows of the packed grid, `ld` apart; pointers are to the fi
     y = take(scratch, f, call.layer.filters);
     x = take(scratch, f, !backward || call.needs_values || call.needs_alpha ? inputs : 0);
     back = take(scratch, f, backward ? inputs : 0);
-    planes_(scratch, f, depthwise ? planes * call.layer.phases : 0);
+    this->planes = take(scratch, f, depthwise ? planes * call.layer.phases : 0);
     thin = take(scratch, f, o && o->kind == Kind::product && o->thin ? o->rank * call.layer.phases : 0);
     line = scratch + used;
     used += o && o->kind == Kind::fourier ? o->fourier.length * PAIR<T> : 0;
     used += o && o->kind == Kind::hadamard ? o->length * PAIR<T> : 0;
+    // rows are whole cache lines long, so what follows them is aligned for anything
+    map.source = reinterpret_cast<int64_t*>(scratch + used);
+    map.runs = reinterpret_cast<Run*>(map.source + f.ld);
+    used += f.ld * MAP_BYTES / long(sizeof(T));
   }
-  void planes_(T* scratch, const Frame& f, long rows) { planes = take(scratch, f, rows); }
 };
 
 template <class T>
@@ -46,29 +50,31 @@ void clear_margins(const Frame& f, long pixels, T* rows, long count) {
   }
 }
 
-template <class T>
-void pack_input(const Call<T>& call, const Chunk& chunk, T* x) {
-  const Layer& layer = call.layer;
-  const long all = layer.axis[0].stride * layer.axis[1].stride * layer.axis[2].stride, far = 1L << 60;
-  for (long number = 0; number < all; number++) {
-    const long phase = layer.phase_of[number];
-    if (phase < 0) continue;
-    pack<T>(layer, chunk, input_side(layer, number), call.x, -far, far, layer.channels(), x + phase * call.frame.ld,
-            layer.phases * call.frame.ld);
-  }
-  clear_margins(call.frame, chunk.pixels(call.frame), x, layer.channels() * layer.phases);
+// visit(side, first row of the phase) for every phase that some kernel position reads
+template <class Visit>
+void each_phase(const Layer& layer, Visit visit) {
+  const long all = layer.axis[0].stride * layer.axis[1].stride * layer.axis[2].stride;
+  for (long number = 0; number < all; number++)
+    if (layer.phase_of[number] >= 0) visit(input_side(layer, number), layer.phase_of[number]);
 }
 
 template <class T>
-void unpack_input(const Call<T>& call, const Chunk& chunk, const T* back) {
-  const Layer& layer = call.layer;
-  const long all = layer.axis[0].stride * layer.axis[1].stride * layer.axis[2].stride;
-  for (long number = 0; number < all; number++) {
-    const long phase = layer.phase_of[number];
-    if (phase < 0) continue;
-    unpack<T>(layer, chunk, input_side(layer, number), back + phase * call.frame.ld, layer.phases * call.frame.ld,
-              layer.channels(), chunk.low, chunk.high, nullptr, call.out);
-  }
+void pack_input(const Call<T>& call, const Chunk& chunk, const Buffers<T>& b) {
+  const long phases = call.layer.phases, ld = call.frame.ld, far = 1L << 60;
+  each_phase(call.layer, [&](const Side& side, long phase) {
+    locate(call.layer, chunk, side, call.x, -far, far, b.map);
+    pack<T>(b.map, call.x, call.layer.channels(), b.x + phase * ld, phases * ld);
+  });
+  clear_margins(call.frame, chunk.pixels(call.frame), b.x, call.layer.channels() * phases);
+}
+
+template <class T>
+void unpack_input(const Call<T>& call, const Chunk& chunk, const Buffers<T>& b) {
+  const long phases = call.layer.phases, ld = call.frame.ld;
+  each_phase(call.layer, [&](const Side& side, long phase) {
+    locate(call.layer, chunk, side, call.out, chunk.low, chunk.high, b.map);
+    unpack<T>(b.map, b.back + phase * ld, phases * ld, call.layer.channels(), nullptr, call.out);
+  });
 }
 
 // The pointwise stage of the fast transforms, and its adjoint, over all pixels and phases.
@@ -160,14 +166,15 @@ template <class T>
 void forward(const Call<T>& call, const Chunk& chunk, T* scratch) {
   const Buffers<T> b(call, false, scratch);
   const long pixels = chunk.pixels(call.frame), ld = call.frame.ld, filters = call.layer.filters;
-  pack_input(call, chunk, b.x);
+  pack_input(call, chunk, b);
   T keep = 0;
   if (call.offset) {
     offset_forward(call, b, pixels);
     keep = call.offset->kind == Kind::product && call.layer.taps == 1 ? call.alpha : T(1);
   }
   combine(call.sparse, 0, filters, b.x, keep, b.y, ld, pixels);
-  unpack<T>(call.layer, chunk, output_side(call.layer), b.y, ld, filters, chunk.low, chunk.high, call.bias, call.out);
+  locate(call.layer, chunk, output_side(call.layer), call.out, chunk.low, chunk.high, b.map);
+  unpack<T>(b.map, b.y, ld, filters, call.bias, call.out);
 }
 
 template <class T>
@@ -175,9 +182,10 @@ double backward(const Call<T>& call, const Chunk& chunk, T* scratch, double* val
   const Buffers<T> b(call, true, scratch);
   const Layer& layer = call.layer;
   const long pixels = chunk.pixels(call.frame), ld = call.frame.ld, inputs = layer.channels() * layer.phases;
-  pack<T>(layer, chunk, output_side(layer), call.y, -1, chunk.high, layer.filters, b.y, ld);
+  locate(layer, chunk, output_side(layer), call.y, -1, chunk.high, b.map);
+  pack<T>(b.map, call.y, layer.filters, b.y, ld);
   clear_margins(call.frame, pixels, b.y, layer.filters);
-  if (call.needs_values || call.needs_alpha) pack_input(call, chunk, b.x);
+  if (call.needs_values || call.needs_alpha) pack_input(call, chunk, b);
   // a band's own pixels: what lies before belongs to its neighbour
   const long skip = call.frame.banded ? (chunk.low - chunk.base) * call.frame.row_pixels : 0;
   const long own = call.frame.banded ? (chunk.high - chunk.low) * call.frame.row_pixels : pixels;
@@ -189,7 +197,7 @@ double backward(const Call<T>& call, const Chunk& chunk, T* scratch, double* val
   }
   if (call.needs_x) {
     combine(call.sparse_adjoint, 0, inputs, b.y, call.offset ? call.alpha : T(0), b.back, ld, pixels);
-    unpack_input(call, chunk, b.back);
+    unpack_input(call, chunk, b);
   }
   if (call.needs_values) dots(call.sparse, b.y + skip, ld, b.x + skip, own, values);
   return alpha;

@@ -1,5 +1,11 @@
 // Between tensors of any strides and the packed grid of a chunk.
+//
+// Where each pixel of the grid lies in the tensor is worked out once per chunk and serves all channels. Tensors with
+// neighbouring channels (channels-last, and the input of linear layers) are transposed in blocks of a vector squared;
+// in others, pixels are copied in runs.
 #pragma once
+
+#include <utility>
 
 #include "plan.h"
 #include "simd.h"
@@ -28,133 +34,163 @@ inline Side output_side(const Layer& layer) {
   return side;
 }
 
-struct Run {  // neighbours on the grid: `before` zeros, `count` pixels of the tensor `step` apart, `after` zeros
-  long before, count, after;
-  int64_t step, source;  // of the first pixel, in channel 0
-  long target;           // of the first zero, on the grid
+struct Run {  // pixels `step` apart in the tensor and neighbours on the grid
+  int64_t source, step;
+  long target, count;
 };
 
-inline long ceil_div(long a, long b) { return a >= 0 ? (a + b - 1) / b : -(-a / b); }
+struct Map {
+  int64_t* source;  // (pixels) of each pixel of the grid in channel 0 of the tensor, or -1
+  Run* runs;        // the same, in runs; made on demand
+  long pixels;
+};
+constexpr long MAP_BYTES = sizeof(int64_t) + sizeof(Run);  // per pixel
 
-// Grid coordinates whose index lies in the tensor: [first, last).
-inline void valid(const Side& side, int axis, long grid, long* first, long* last) {
-  const long a = ceil_div(-side.origin[axis], side.stride[axis]);
-  const long b = ceil_div(side.size[axis] - side.origin[axis], side.stride[axis]);
-  *first = a < 0 ? 0 : (a > grid ? grid : a);
-  *last = b < *first ? *first : (b > grid ? grid : b);
+inline long index_along(const Side& side, int axis, long coordinate) {  // or -1
+  const long index = coordinate * side.stride[axis] + side.origin[axis];
+  return index >= 0 && index < side.size[axis] ? index : -1;
 }
 
+// The pixels of the chunk's rows low .. high.
 template <class T>
-bool merged(const Layer& layer, const Side& side, const View<T>& view) {  // are the pixels of an image one run?
-  for (int a = 0; a < AXES; a++)
-    if (side.stride[a] != 1 || side.origin[a] != 0 || (a && layer.axis[a].grid != side.size[a])) return false;
-  return (view.axis[2] == 1 || side.size[2] == 1) && (view.axis[1] == side.size[2] || side.size[1] == 1) &&
-         (view.axis[0] == side.size[1] * side.size[2] || side.size[0] == 1);
-}
-
-// Every run of the chunk's rows; those outside of low .. high are zeros.
-template <class T, class Visit>
-void each_run(const Layer& layer, const Chunk& chunk, const Side& side, const View<T>& view, long low, long high,
-              Visit visit) {
-  const long g1 = layer.axis[1].grid, g2 = layer.axis[2].grid;
-  long from1, to1, from2, to2;
-  valid(side, 1, g1, &from1, &to1);
-  valid(side, 2, g2, &from2, &to2);
-  const bool one_run = merged(layer, side, view);
-  for (long i = 0; i < chunk.images; i++) {
-    const int64_t image = (chunk.image + i) * view.batch;
-    if (one_run) {
-      const long first = low > chunk.base ? low : chunk.base, end = chunk.base + chunk.rows;
-      long last = high < end ? high : end;
-      last = last < side.size[0] ? last : side.size[0];
-      const long pixels = g1 * g2, count = last > first ? (last - first) * pixels : 0;
-      const long before = count ? (first - chunk.base) * pixels : 0;
-      visit(Run{before, count, chunk.rows * pixels - before - count, 1, image + first * pixels,
-                i * chunk.rows * pixels});
-      continue;
-    }
+void locate(const Layer& layer, const Chunk& chunk, const Side& side, const View<T>& view, long low, long high,
+            Map& map) {
+  int64_t* to = map.source;
+  for (long i = 0; i < chunk.images; i++)
     for (long v = 0; v < chunk.rows; v++) {
-      const long u = chunk.base + v, index0 = u * side.stride[0] + side.origin[0];
-      const bool inside = u >= low && u < high && index0 >= 0 && index0 < side.size[0];
-      for (long j = 0; j < g1; j++) {
-        const long target = ((i * chunk.rows + v) * g1 + j) * g2;
-        if (!inside || j < from1 || j >= to1 || from2 >= to2) {
-          visit(Run{g2, 0, 0, 0, 0, target});
-          continue;
+      const long u = chunk.base + v, i0 = u >= low && u < high ? index_along(side, 0, u) : -1;
+      for (long j = 0; j < layer.axis[1].grid; j++) {
+        const long i1 = index_along(side, 1, j);
+        const int64_t row = (chunk.image + i) * view.batch + i0 * view.axis[0] + i1 * view.axis[1];
+        for (long k = 0; k < layer.axis[2].grid; k++) {
+          const long i2 = index_along(side, 2, k);
+          *to++ = i0 < 0 || i1 < 0 || i2 < 0 ? -1 : row + i2 * view.axis[2];
         }
-        const long index1 = j * side.stride[1] + side.origin[1], index2 = from2 * side.stride[2] + side.origin[2];
-        visit(Run{from2, to2 - from2, g2 - to2, side.stride[2] * view.axis[2],
-                  image + index0 * view.axis[0] + index1 * view.axis[1] + index2 * view.axis[2], target});
       }
     }
+  map.pixels = to - map.source;
+}
+
+inline long find_runs(const Map& map) {
+  long count = 0;
+  for (long p = 0; p < map.pixels;) {
+    if (map.source[p] < 0) {
+      p++;
+      continue;
+    }
+    Run run = {map.source[p], 1, p, 1};
+    if (p + 1 < map.pixels && map.source[p + 1] >= 0) run.step = map.source[p + 1] - map.source[p];
+    while (++p < map.pixels && map.source[p] >= 0 && map.source[p] == map.source[p - 1] + run.step) run.count++;
+    map.runs[count++] = run;
   }
+  return count;
 }
 
 template <class T>
-void fill(T* to, long count) {
+inline void fill(T* to, long count) {
   for (long i = 0; i < count; i++) to[i] = 0;
 }
 
-constexpr long BLOCK = 16;  // channels at a time where they are neighbours in memory: a cache line
+// --- transposing blocks of W x W, W the width of a vector -----------------------------------------------------------
 
-// grid rows c = 0 .. channels, `ld` apart, from the tensor; zeros where it has no pixel.
+template <class T, int... I>
+inline Vec<T> interleave_low(Vec<T> a, Vec<T> b, std::integer_sequence<int, I...>) {
+  return __builtin_shufflevector(a, b, (I / 2 + I % 2 * int(sizeof...(I)))...);
+}
+template <class T, int... I>
+inline Vec<T> interleave_high(Vec<T> a, Vec<T> b, std::integer_sequence<int, I...>) {
+  constexpr int n = sizeof...(I);
+  return __builtin_shufflevector(a, b, (n / 2 + I / 2 + I % 2 * n)...);
+}
+
 template <class T>
-void pack(const Layer& layer, const Chunk& chunk, const Side& side, const View<const T>& view, long low, long high,
-          long channels, T* grid, long ld) {
-  if (view.channel == 1 && channels > 1) {
-    for (long c = 0; c < channels; c += BLOCK) {
-      const long block = channels - c < BLOCK ? channels - c : BLOCK;
-      each_run(layer, chunk, side, view, low, high, [=](const Run& run) {
-        T* to = grid + c * ld + run.target;
-        for (long b = 0; b < block; b++) fill(to + b * ld, run.before);
-        to += run.before;
-        for (long j = 0; j < run.count; j++)
-          for (long b = 0; b < block; b++) to[b * ld + j] = view.data[run.source + j * run.step + c + b];
-        for (long b = 0; b < block; b++) fill(to + b * ld + run.count, run.after);
-      });
+inline void transpose(Vec<T>* rows) {
+  constexpr int W = WIDTH<T>;
+  using Lane = std::make_integer_sequence<int, W>;
+  for (int step = 1; step < W; step *= 2) {
+    Vec<T> next[W];
+    for (int i = 0; i < W / 2; i++) {
+      next[2 * i] = interleave_low<T>(rows[i], rows[i + W / 2], Lane());
+      next[2 * i + 1] = interleave_high<T>(rows[i], rows[i + W / 2], Lane());
     }
-    return;
+    for (int i = 0; i < W; i++) rows[i] = next[i];
   }
-  for (long c = 0; c < channels; c++)
-    each_run(layer, chunk, side, view, low, high, [=](const Run& run) {
-      T* to = grid + c * ld + run.target;
-      const T* from = view.data + c * view.channel + run.source;
-      fill(to, run.before);
-      to += run.before;
+}
+
+template <class T>
+void pack_block(const Map& map, const T* data, T* grid, long ld) {  // W channels
+  constexpr long W = WIDTH<T>;
+  for (long p = 0; p < map.pixels; p += W) {
+    Vec<T> rows[W];
+    for (long j = 0; j < W; j++) {
+      const int64_t source = p + j < map.pixels ? map.source[p + j] : -1;
+      rows[j] = source < 0 ? Vec<T>{} : load(data + source);
+    }
+    transpose<T>(rows);
+    for (long c = 0; c < W; c++) store(grid + c * ld + p, rows[c]);
+  }
+}
+
+template <class T>
+void unpack_block(const Map& map, const T* grid, long ld, const T* bias, T* data) {
+  constexpr long W = WIDTH<T>;
+  for (long p = 0; p < map.pixels; p += W) {
+    Vec<T> rows[W];
+    for (long c = 0; c < W; c++) rows[c] = bias ? load(grid + c * ld + p) + bias[c] : load(grid + c * ld + p);
+    transpose<T>(rows);
+    for (long j = 0; j < W && p + j < map.pixels; j++)
+      if (map.source[p + j] >= 0) store(data + map.source[p + j], rows[j]);
+  }
+}
+
+// --- all channels ---------------------------------------------------------------------------------------------------
+
+// Rows c = 0 .. channels of the grid, `ld` apart, from the tensor; zeros where it has no pixel.
+template <class T>
+void pack(const Map& map, const View<const T>& view, long channels, T* grid, long ld) {
+  long c = 0;
+  if (view.channel == 1)
+    for (; c + WIDTH<T> <= channels; c += WIDTH<T>) pack_block(map, view.data + c, grid + c * ld, ld);
+  if (c == channels) return;
+  const long runs = find_runs(map);
+  for (; c < channels; c++) {
+    T* row = grid + c * ld;
+    const T* data = view.data + c * view.channel;
+    fill(row, map.pixels);
+    for (long i = 0; i < runs; i++) {
+      const Run run = map.runs[i];
+      T* to = row + run.target;
+      const T* from = data + run.source;
       if (run.step == 1)
         for (long j = 0; j < run.count; j++) to[j] = from[j];
       else
         for (long j = 0; j < run.count; j++) to[j] = from[j * run.step];
-      fill(to + run.count, run.after);
-    });
+    }
+  }
 }
 
-// The way back: the pixels of rows low .. high, plus `bias[c]` where there is one.
+// The way back: the pixels that are in the tensor, plus `bias[c]` where there is one.
 template <class T>
-void unpack(const Layer& layer, const Chunk& chunk, const Side& side, const T* grid, long ld, long channels,
-            long low, long high, const T* bias, const View<T>& view) {
-  if (view.channel == 1 && channels > 1) {
-    for (long c = 0; c < channels; c += BLOCK) {
-      const long block = channels - c < BLOCK ? channels - c : BLOCK;
-      each_run(layer, chunk, side, view, low, high, [=](const Run& run) {
-        const T* from = grid + c * ld + run.target + run.before;
-        for (long j = 0; j < run.count; j++)
-          for (long b = 0; b < block; b++)
-            view.data[run.source + j * run.step + c + b] = from[b * ld + j] + (bias ? bias[c + b] : T(0));
-      });
-    }
-    return;
-  }
-  for (long c = 0; c < channels; c++) {
+void unpack(const Map& map, const T* grid, long ld, long channels, const T* bias, const View<T>& view) {
+  long c = 0;
+  if (view.channel == 1)
+    for (; c + WIDTH<T> <= channels; c += WIDTH<T>)
+      unpack_block(map, grid + c * ld, ld, bias ? bias + c : nullptr, view.data + c);
+  if (c == channels) return;
+  const long runs = find_runs(map);
+  for (; c < channels; c++) {
     const T add = bias ? bias[c] : T(0);
-    each_run(layer, chunk, side, view, low, high, [=](const Run& run) {
-      const T* from = grid + c * ld + run.target + run.before;
-      T* to = view.data + c * view.channel + run.source;
+    const T* row = grid + c * ld;
+    T* data = view.data + c * view.channel;
+    for (long i = 0; i < runs; i++) {
+      const Run run = map.runs[i];
+      const T* from = row + run.target;
+      T* to = data + run.source;
       if (run.step == 1)
         for (long j = 0; j < run.count; j++) to[j] = from[j] + add;
       else
         for (long j = 0; j < run.count; j++) to[j * run.step] = from[j] + add;
-    });
+    }
   }
 }
 

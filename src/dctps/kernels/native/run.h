@@ -28,23 +28,20 @@ struct Lists {  // the multiply-adds of a call as rows of (offset, weight)
   void depthwise(Call<T>& call, const OwnedOffset<T>& o) {
     const Layer& l = call.layer;
     const long ld = call.frame.ld;
-    std::vector<std::vector<Entry<T>>> back(o.plan.planes * l.phases);
-    starts[0].push_back(0);
-    for (long k = 0; k < o.filters; k++) {
-      for (long i = k * o.terms; i < (k + 1) * o.terms; i++)
-        for (long t = 0; t < l.taps; t++) {
-          const T weight = o.weights[i * l.taps + t];
-          const long row = o.source[i] * l.phases + l.tap_phase[t];
-          entries[0].push_back({int32_t(row * ld + l.tap_shift[t]), call.alpha * weight});
-          back[row].push_back({int32_t(k * ld - l.tap_shift[t]), weight});
-        }
-      starts[0].push_back(int32_t(entries[0].size()));
-    }
-    starts[1].push_back(0);
-    for (const auto& row : back) {
-      entries[1].insert(entries[1].end(), row.begin(), row.end());
-      starts[1].push_back(int32_t(entries[1].size()));
-    }
+    starts[0].resize(o.filters + 1), starts[1].assign(o.plan.planes * l.phases + 1, 0);
+    for (long k = 0; k <= o.filters; k++) starts[0][k] = int32_t(k * o.terms * l.taps);
+    auto row = [&](long i, long t) { return o.source[i] * l.phases + l.tap_phase[t]; };
+    for (long i = 0; i < o.filters * o.terms; i++)
+      for (long t = 0; t < l.taps; t++) starts[1][row(i, t) + 1]++;
+    for (size_t r = 1; r < starts[1].size(); r++) starts[1][r] += starts[1][r - 1];
+    std::vector<int32_t> next(starts[1].begin(), starts[1].end() - 1);
+    entries[0].resize(starts[0].back()), entries[1].resize(starts[0].back());
+    for (long i = 0; i < o.filters * o.terms; i++)
+      for (long t = 0; t < l.taps; t++) {
+        const T weight = o.weights[i * l.taps + t];
+        entries[0][i * l.taps + t] = {int32_t(row(i, t) * ld + l.tap_shift[t]), call.alpha * weight};
+        entries[1][next[row(i, t)]++] = {int32_t(i / o.terms * ld - l.tap_shift[t]), weight};
+      }
     call.taps = rows(0), call.taps_adjoint = rows(1);
   }
 
