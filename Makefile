@@ -3,9 +3,10 @@ PYTHON ?= python3
 VENV ?= .venv
 TORCH ?= torch==2.13.0
 BIN := $(VENV)/bin
+SOURCES := pyproject.toml CMakeLists.txt $(wildcard src/dctps/kernels/native/*)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow check format lint types bench clean
+.PHONY: help demo test test-slow test-plain check check-native format lint types bench clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -15,11 +16,11 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet $(TORCH)
 
-$(VENV)/.demo: pyproject.toml | $(BIN)/python
+$(VENV)/.demo: $(SOURCES) | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable '.[demo]'
 	@touch $@
 
-$(VENV)/.dev: pyproject.toml | $(BIN)/python
+$(VENV)/.dev: $(SOURCES) | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	@touch $@ $(VENV)/.demo
 
@@ -31,6 +32,27 @@ test: $(VENV)/.dev  ## all tests but the slow ones
 
 test-slow: $(VENV)/.dev  ## the property tests with ten times as many examples, newly drawn each time: minutes
 	HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest --quiet -m hypothesis
+
+# An environment of its own that borrows all other packages from the first one; $(1): variables, $(2): options of pip
+define install_beside
+	$(PYTHON) -m venv --clear --without-pip $@
+	$(BIN)/python -c 'import site; print(site.getsitepackages()[0])' > $$(echo $@/lib/python*/site-packages)/borrowed.pth
+	$(1) $(BIN)/python -m pip --python $@/bin/python install --quiet --no-deps $(2) .
+endef
+
+build/plain: $(SOURCES) src | $(VENV)/.dev
+	$(call install_beside,DCTPS_NATIVE=0,)
+
+build/sanitized: $(SOURCES) src | $(VENV)/.dev
+	$(call install_beside,,-C cmake.define.DCTPS_SANITIZE=ON -C build-dir=build/sanitized-objects)
+
+test-plain: build/plain  ## the fast tests on an installation without the native kernels
+	build/plain/bin/python -c 'import dctps.kernels as k; print(k.WHY_NOT); assert k.native is None'
+	build/plain/bin/python -m pytest --quiet -p no:cacheprovider -m 'not process' tests
+
+check-native: build/sanitized  ## the kernels' tests under the address and undefined-behaviour sanitizers
+	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" ASAN_OPTIONS=detect_leaks=0 \
+	  build/sanitized/bin/python -m pytest --quiet -p no:cacheprovider tests/test_kernels.py
 
 check: format lint types  ## format, lint, types and the fast tests
 	$(BIN)/python -m pytest --quiet -m 'not process'
@@ -51,4 +73,4 @@ bench: $(VENV)/.dev  ## benchmarks; writes results/bench-*.csv
 	$(BIN)/python benchmarks/input_pipeline.py --step
 
 clean:  ## the environment and everything that tools leave behind
-	rm -rf $(VENV) demo .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build demo .pytest_cache .mypy_cache .ruff_cache .hypothesis

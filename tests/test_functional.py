@@ -16,10 +16,10 @@ import torch
 from torch import nn
 
 from dctps import DpsConv2d, DpsLinear, Support, operators, sparse
-from dctps.functional import BACKENDS
+from dctps.functional import backends
 from tolerances import assert_close
 
-every_backend = pytest.mark.parametrize("backend", BACKENDS)
+every_backend = pytest.mark.parametrize("backend", backends())
 
 
 def network(backend: str, offset: str | None = "dct") -> nn.Module:
@@ -59,12 +59,12 @@ def test_operators_are_well_formed(backend):
     layer = DpsConv2d(4, 6, 3, padding=1, density=0.2, backend=backend)
     x = torch.randn(2, 4, 5, 5, requires_grad=True)
     shape = list(layer.geometry.weight_shape)
-    if backend == "torch":
-        geometry = layer.geometry.pack()
-        torch.library.opcheck(operators.multiply, (x, layer.values, layer.positions, layer.alpha, "dct", geometry))
+    if backend != "dense":
+        layer_args = "dct", layer.geometry.pack(), backend == "native"
+        torch.library.opcheck(operators.multiply, (x, layer.values, layer.positions, layer.alpha, *layer_args))
         back = (torch.randn(2, 6, 5, 5), x.detach(), layer.values.detach(), layer.positions, layer.alpha.detach())
         for needs in ([True, True, True], [False, True, False], [True, False, False], [False, False, True]):
-            torch.library.opcheck(operators.multiply_backward, (*back, "dct", geometry, needs))
+            torch.library.opcheck(operators.multiply_backward, (*back, *layer_args, needs))
     else:
         torch.library.opcheck(operators.weight, (layer.values, layer.positions, layer.alpha, "dct", shape))
 

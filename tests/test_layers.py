@@ -13,14 +13,14 @@ from torch import nn
 import dctps
 import oracles
 from dctps import OFFSETS, DpsConv1d, DpsConv2d, DpsConv3d, DpsLinear, Support, TransformOffset, functional, sparse
-from dctps.functional import BACKENDS
+from dctps.functional import backends
 from dctps.offsets import CHOICES
 from dctps.transforms import TRANSFORMS
 from test_offsets import Ones
 from tolerances import assert_close
 
 CONVS = {1: DpsConv1d, 2: DpsConv2d, 3: DpsConv3d}
-every_backend = pytest.mark.parametrize("backend", BACKENDS)
+every_backend = pytest.mark.parametrize("backend", backends())
 every_offset = pytest.mark.parametrize("offset", [None, *OFFSETS])
 
 recipes = st.builds(
@@ -43,7 +43,7 @@ def layers(draw):
         "density": draw(st.floats(0.01, 1)),
         "offset": offset,
         "alpha": draw(st.floats(-2, 2)),
-        "backend": draw(st.sampled_from(list(BACKENDS))),
+        "backend": draw(st.sampled_from(backends())),
         "seed": draw(st.integers(0, 99)),
         "dtype": torch.float64,
     }

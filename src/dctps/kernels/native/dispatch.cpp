@@ -69,8 +69,8 @@ const Kernels<double>& kernels<double>() { return *chosen().doubles; }
 
 const char* instruction_set() { return chosen().name; }
 
-long cache_budget() {
-  static const long bytes = [] {
+long& cache_budget() {
+  static long bytes = [] {
     long size = 0;
 #if defined(_SC_LEVEL2_CACHE_SIZE)
     size = sysconf(_SC_LEVEL2_CACHE_SIZE);

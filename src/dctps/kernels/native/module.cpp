@@ -139,6 +139,7 @@ static void bind(nb::module_& m, const char* name) {
 
 NB_MODULE(_native, m) {
   using namespace dctps;
+  nb::set_leak_warnings(false);  // plans are kept until the interpreter ends
   bind<float>(m, "Offset32");
   bind<double>(m, "Offset64");
   nb::class_<Sparse>(m, "Sparse")
@@ -147,4 +148,9 @@ NB_MODULE(_native, m) {
       });
   m.def("reads_all", [](const Numbers& geometry, const Numbers& input) { return Layout(geometry, input).reads_all(); });
   m.def("instruction_set", &instruction_set);
+  m.def("cache_budget", [](std::optional<long> bytes) {
+    const long before = cache_budget();
+    if (bytes) cache_budget() = *bytes < 1 ? 1 : *bytes;
+    return before;
+  }, "bytes"_a.none() = nb::none());
 }

@@ -130,17 +130,16 @@ struct OwnedOffset {
       while (rest % radix) radix++;
       if (radix > 31 || f.stages == MAX_STAGES) throw std::invalid_argument("a prime factor above 31");
       f.radix[f.stages] = radix;
-      f.twiddle[f.stages] = roots(block, block / radix, radix);
-      f.root[f.stages] = roots(radix, 2, radix + 1);
+      f.twiddle[f.stages] = roots(block, 0, block / radix, 1, radix);
+      f.root[f.stages] = roots(radix, 1, 2, 0, radix);
       f.stages++, rest /= radix, block /= radix;
     }
   }
-  // exp(-2 pi i j q / n) for j < count and 1 <= q < radix; for a table of all roots: j = 1, which is its second row
-  const T* roots(long n, long count, int radix) {
+  // exp(-2 pi i j q / n): a row for each j, with the given q
+  const T* roots(long n, long from_j, long to_j, long from_q, long to_q) {
     std::vector<double> table;
-    const bool all = radix == n + 1;
-    for (long j = all ? 1 : 0; j < count; j++)
-      for (long q = all ? 0 : 1; q < radix; q++) {
+    for (long j = from_j; j < to_j; j++)
+      for (long q = from_q; q < to_q; q++) {
         const double angle = -2 * M_PI * double(j * q % n) / double(n);
         table.push_back(std::cos(angle)), table.push_back(std::sin(angle));
       }

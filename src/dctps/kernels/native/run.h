@@ -13,7 +13,7 @@ namespace dctps {
 template <class T>
 const Kernels<T>& kernels();   // of the best instruction set of this CPU
 const char* instruction_set();  // its name
-long cache_budget();           // bytes of a chunk: most of the second-level cache
+long& cache_budget();          // bytes of a chunk: most of the second-level cache; tests make it small
 
 constexpr long PARTIALS = 16 << 20;  // bytes of partial sums of the values' gradient
 

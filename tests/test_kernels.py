@@ -1,0 +1,331 @@
+"""The native kernels against torch's own operators with the dense weight: every stage, shape, layout and stride.
+
+`test_layers.py` compares them with the definition on small layers; here are the sizes that reach every branch.
+"""
+
+import contextlib
+import dataclasses
+import math
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dctps import Support, TransformOffset, kernels
+from dctps.geometry import Geometry, convolve, convolve_adjoint
+from dctps.offsets import CHOICES
+from dctps.transforms import TRANSFORMS
+from tolerances import assert_close
+
+if kernels.native is None:
+    pytest.skip(kernels.WHY_NOT, allow_module_level=True)
+
+from dctps.kernels import native, plans, products
+
+recipes = st.builds(
+    TransformOffset, st.sampled_from(list(TRANSFORMS)), *map(st.sampled_from, CHOICES.values()), st.integers(0, 9)
+)
+
+
+@dataclasses.dataclass
+class Case:
+    """A layer's numbers: everything that the kernels take."""
+
+    x: torch.Tensor
+    values: torch.Tensor
+    positions: torch.Tensor
+    alpha: torch.Tensor | None
+    recipe: TransformOffset | None
+    geometry: Geometry
+
+    @classmethod
+    def of(cls, geometry, spatial, recipe=None, batch=2, nnz=5, dtype=torch.float64, layout="rows"):
+        generator = torch.Generator().manual_seed(3)
+        positions = Support.sample(geometry.weight_shape, min(nnz, math.prod(geometry.weight_shape)), 1).positions
+        values = torch.randn(len(positions), dtype=dtype, generator=generator)
+        alpha = None if recipe is None else torch.tensor(0.7, dtype=dtype)
+        x = torch.randn(batch, geometry.channels, *spatial, dtype=dtype, generator=generator)
+        return cls(LAYOUTS[layout](x), values, positions, alpha, recipe, geometry)
+
+    @property
+    def offset(self):
+        return None if self.recipe is None else self.recipe.bind(self.geometry.weight_shape)
+
+    def weight(self):
+        flat = torch.zeros(math.prod(self.geometry.weight_shape), dtype=self.x.dtype)
+        weight = flat.index_add(0, self.positions.long(), self.values).view(self.geometry.weight_shape)
+        return weight if self.offset is None else weight + self.alpha * self.dense_offset()
+
+    def dense_offset(self):
+        return self.offset.matrix(self.x.dtype).view(self.geometry.weight_shape)
+
+    def forward(self):
+        y = torch.full((len(self.x), self.geometry.filters, *self.output()), math.nan, dtype=self.x.dtype)
+        products.forward(self.x, self.values, self.positions, self.alpha, self.offset, self.geometry, y)
+        return y
+
+    def backward(self, grad, needs=(True, True, True)):
+        args = self.x, self.values, self.positions, self.alpha, self.offset, self.geometry
+        return products.backward(grad, *args, (needs[0], needs[1], needs[2] and self.alpha is not None))
+
+    def output(self):
+        return self.geometry.output_size(self.x.shape[2:])
+
+    def check(self):
+        weight = self.weight()
+        assert_close(self.forward(), convolve(self.x, weight, None, self.geometry))
+        grad = torch.randn(len(self.x), self.geometry.filters, *self.output(), dtype=self.x.dtype)
+        x, values, alpha = self.backward(grad)
+        assert_close(x, convolve_adjoint(grad, weight, self.geometry, self.x.shape[2:]))
+        leaf = weight.detach().requires_grad_()
+        (dense,) = torch.autograd.grad(convolve(self.x, leaf, None, self.geometry), leaf, grad)
+        assert_close(values, dense.flatten()[self.positions.long()])
+        if alpha is not None:
+            torch.testing.assert_close(alpha, torch.sum(dense * self.dense_offset()), rtol=1e-4, atol=1e-4)
+
+
+def _channels_last(x):
+    return x.movedim(1, -1).contiguous().movedim(-1, 1)
+
+
+LAYOUTS = {
+    "rows": lambda x: x,
+    "channels last": _channels_last,
+    "every other": lambda x: torch.stack([x, x], dim=-1).flatten(-2)[..., ::2] if x.dim() > 2 else x.T.contiguous().T,
+    "expanded": lambda x: x[:1].expand(x.shape),  # stride zero
+    "flipped axes": lambda x: x.transpose(0, -1).contiguous().transpose(0, -1),
+}
+
+
+@contextlib.contextmanager
+def cache_budget(size):
+    """Chunks of this many bytes: small ones make many chunks and bands of rows."""
+    before = native.cache_budget(size)
+    try:
+        yield
+    finally:
+        native.cache_budget(before)
+
+
+@st.composite
+def cases(draw):
+    axes = draw(st.integers(0, 3))
+    per_axis = st.tuples(*[st.integers(1, 3)] * axes)
+    groups = draw(st.sampled_from([1, 1, 1, 2])) if axes else 1
+    channels, filters = draw(st.integers(1, 70)), draw(st.integers(1, 40))
+    kernel, stride, dilation = draw(per_axis), draw(per_axis), draw(st.tuples(*[st.integers(1, 2)] * axes))
+    padding = tuple(draw(st.integers(0, 3)) for _ in range(axes))
+    geometry = Geometry((groups * filters, channels, *kernel), stride, padding, dilation, groups)
+    spatial = [
+        max(d * (k - 1) + 1 - 2 * p, 1) + draw(st.integers(0, 9 if axes < 3 else 3))
+        for k, d, p in zip(kernel, dilation, padding, strict=True)
+    ]
+    nnz = draw(st.sampled_from([1, 7, 100, 10**6]))
+    layout = draw(st.sampled_from(list(LAYOUTS)))
+    dtype = draw(st.sampled_from([torch.float64, torch.float64, torch.float32]))
+    return Case.of(geometry, spatial, draw(st.none() | recipes), draw(st.integers(1, 5)), nnz, dtype, layout)
+
+
+@given(cases(), st.sampled_from([1, 20_000, 10**6]))
+@settings(max_examples=300)
+def test_kernels_are_the_dense_operators(case, budget):
+    with cache_budget(budget):
+        case.check()
+
+
+# Shapes that reach each stage: (filters, channels, *kernel), stride, padding, input size
+SHAPES = {
+    "linear": ((96, 64), (), (), ()),
+    "linear, more outputs": ((200, 50), (), (), ()),
+    "linear, lengths of odd factors": ((7 * 31, 9 * 5), (), (), ()),
+    "linear, a large prime": ((10, 127), (), (), ()),
+    "pointwise": ((40, 96, 1, 1), (1, 1), (0, 0), (6, 5)),
+    "pointwise, strided": ((96, 40, 1, 1), (2, 2), (0, 0), (7, 6)),
+    "thin factors": ((80, 90, 3, 3), (1, 1), (1, 1), (9, 8)),
+    "thin factors, strided": ((80, 90, 3, 3), (2, 2), (1, 1), (9, 8)),
+    "more filters than patch": ((70, 7, 3, 3), (1, 1), (1, 1), (6, 6)),
+    "direct": ((33, 3, 3, 3), (1, 1), (1, 1), (8, 8)),
+    "one axis": ((20, 30, 5), (2,), (2,), (33,)),
+    "three axes": ((16, 20, 3, 3, 3), (1, 2, 1), (1, 0, 1), (5, 6, 4)),
+    "unread pixels": ((10, 12, 2, 2), (3, 3), (0, 0), (10, 10)),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("transform", [None, *TRANSFORMS])
+def test_every_stage(transform, shape, layout):
+    weight, stride, padding, spatial = SHAPES[shape]
+    geometry = Geometry(weight, stride, padding, (1,) * len(spatial))
+    for order, signs, rows in [
+        ("spatial", "none", "lowest"),
+        ("channel", "channel", "lowest"),
+        ("channel", "none", "random"),
+    ]:
+        recipe = None if transform is None else TransformOffset(transform, order, signs, rows, 4)
+        Case.of(geometry, spatial, recipe, batch=3, nnz=50, layout=layout).check()
+
+
+def kind(recipe, shape):
+    return plans._stage(recipe.bind(shape), torch.float32).kind
+
+
+def test_options_stay_on_their_fast_stage():
+    square = (64, 64, 3, 3)
+    assert kind(TransformOffset("dct"), square) == "product"
+    assert kind(TransformOffset("dct", order="channel", signs="channel"), square) == "fourier"
+    assert kind(TransformOffset("dct", order="channel", signs="channel", rows="random"), square) == "fourier"
+    assert kind(TransformOffset("hadamard", signs="channel", rows="random"), square) == "hadamard"
+    assert kind(TransformOffset("dct", signs="channel"), (256, 64, 1, 1)) == "fourier"
+    first, second = plans._stage(TransformOffset("dct").bind(square), torch.float32).arguments
+    assert first.shape[0] == second.shape[1] < 24  # the rank of 64 channels, of which the paper's rows use a ninth
+
+
+ODD = {
+    "one pixel": (Geometry((4, 6, 1, 1), (1, 1), (0, 0), (1, 1)), (1, 1), 2),
+    "one channel": (Geometry((1, 1, 3, 3), (1, 1), (1, 1), (1, 1)), (5, 5), 2),
+    "no batch": (Geometry((4, 70, 3, 3), (1, 1), (1, 1), (1, 1)), (5, 5), 0),
+    "depthwise": (Geometry((12, 1, 3, 3), (2, 2), (1, 1), (1, 1), 12), (7, 6), 3),
+    "padding wider than the input": (Geometry((3, 70, 3, 3), (1, 1), (4, 4), (1, 1)), (1, 2), 2),
+    "kernel as large as the input": (Geometry((3, 70, 4, 4), (1, 1), (0, 0), (1, 1)), (4, 4), 2),
+}
+
+
+@pytest.mark.parametrize("recipe", [None, TransformOffset("dct"), TransformOffset("hadamard", signs="channel")], ids=str)
+@pytest.mark.parametrize("nnz", [0, 1, 10**6])
+@pytest.mark.parametrize("name", ODD)
+def test_odd_sizes(name, nnz, recipe):
+    geometry, spatial, batch = ODD[name]
+    Case.of(geometry, spatial, recipe, batch, nnz).check()
+
+
+def test_large_images_are_cut_into_bands():
+    geometry = Geometry((8, 70, 3, 3), (1, 1), (1, 1), (1, 1))
+    with cache_budget(100_000):
+        Case.of(geometry, (60, 40), TransformOffset("dct"), batch=2, nnz=300).check()
+        Case.of(dataclasses.replace(geometry, stride=(2, 2)), (61, 40), TransformOffset("dct"), nnz=300).check()
+
+
+@pytest.fixture
+def _threads():
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("_threads")
+@pytest.mark.parametrize("name", ["dct", "dct_signed", "srht"])
+def test_results_do_not_depend_on_the_number_of_threads(name):
+    geometry = Geometry((96, 64, 3, 3), (1, 1), (1, 1), (1, 1))
+    case = Case.of(geometry, (16, 16), TransformOffset.parse(name), batch=7, nnz=500, dtype=torch.float32)
+    grad, results = torch.randn(7, 96, 16, 16), []
+    for threads in (1, 2, 3, 2):
+        torch.set_num_threads(threads)
+        results.append([case.forward(), *case.backward(grad)])
+    for other in results[1:]:
+        for mine, theirs in zip(results[0], other, strict=True):
+            # sums of 1,792 products in another order
+            torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-3)
+    for mine, theirs in zip(results[1], results[3], strict=True):
+        assert torch.equal(mine, theirs)
+
+
+@pytest.mark.parametrize("needs", [(1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 0), (0, 1, 1), (0, 0, 0)], ids=str)
+@pytest.mark.parametrize("geometry", [ODD["depthwise"][0], Geometry((40, 70, 3, 3), (1, 1), (1, 1), (1, 1))], ids=str)
+def test_only_what_is_needed_is_computed(geometry, needs):
+    case = Case.of(geometry, (7, 6), TransformOffset("dct"), nnz=20)
+    grad = torch.randn(2, geometry.filters, *case.output(), dtype=torch.float64)
+    whole, part = case.backward(grad), case.backward(grad, tuple(map(bool, needs)))
+    for needed, mine, theirs in zip(needs, part, whole, strict=True):
+        assert (mine is not None) == bool(needed)
+        if needed:
+            assert_close(mine, theirs)
+
+
+# --- what does not fit is refused, never read ------------------------------------------------------------------------
+
+
+def arguments(**changes):
+    """Arguments of a forward call that fit together, but for the changes."""
+    geometry = [1, 6, 4, 3, 3, 1, 1, 1, 1, 1, 1]
+    own = native.Sparse(geometry, torch.tensor([0, 5, 215]).numpy())
+    fitting = {
+        "geometry": geometry,
+        "x": torch.zeros(2, 4, 5, 5),
+        "offset": None,
+        "alpha": 1.0,
+        "sparse": own,
+        "values": torch.zeros(3),
+        "bias": None,
+        "y": torch.zeros(2, 6, 5, 5),
+        "threads": 1,
+    }
+    return {**fitting, **changes}
+
+
+def test_arguments_that_fit():
+    native.forward(**arguments())
+
+
+LINEAR = torch.zeros(4, 4, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"x": torch.zeros(2, 3, 5, 5)},
+        {"x": torch.zeros(2, 4, 5)},
+        {"x": torch.zeros(2, 4, 5, 5, dtype=torch.float16)},
+        {"x": torch.zeros(2, 4, 5, 5, dtype=torch.float64)},
+        {"x": torch.zeros(2, 4, 5, 5, device="meta")},
+        {"y": torch.zeros(2, 6, 5, 4)},
+        {"y": torch.zeros(2, 6, 5, 5, dtype=torch.float64)},
+        {"values": torch.zeros(2)},
+        {"values": torch.zeros(6)[::2]},
+        {"values": torch.zeros(3, dtype=torch.float64)},
+        {"bias": torch.zeros(5)},
+        {"threads": 0},
+        {"sparse": native.Sparse([1, 6, 5], torch.tensor([0]).numpy())},
+        {"offset": native.Offset32(6, 1, 9, torch.arange(6, dtype=torch.int32).numpy(), torch.zeros(54).double().numpy())},
+        {"geometry": [1, 6, 4, 3, 3, 1, 1, 1, 1, 1]},
+        {"geometry": [1, 6, 4, 3, 3, 0, 1, 1, 1, 1, 1]},
+    ],
+    ids=lambda changes: str({name: getattr(value, "shape", value) for name, value in changes.items()})[:60],
+)
+def test_arguments_that_do_not_fit_are_errors(changes):
+    with pytest.raises((ValueError, TypeError, BufferError)):
+        native.forward(**arguments(**changes))
+
+
+@pytest.mark.parametrize("positions", [[-1], [216], [3, 3], [5, 4]])
+def test_positions_outside_of_the_weight_are_errors(positions):
+    with pytest.raises(ValueError, match="sorted, distinct and within"):
+        native.Sparse([1, 6, 4, 3, 3, 1, 1, 1, 1, 1, 1], torch.tensor(positions).numpy())
+
+
+def test_tables_that_do_not_fit_are_errors():
+    ones, index = torch.ones(4).double().numpy(), torch.arange(4, dtype=torch.int32).numpy()
+    own = native.Offset64(4, 1, 1, index, ones)
+    with pytest.raises(ValueError, match="above 31"):
+        own.fourier(37, index, ones, index, ones, ones)
+    with pytest.raises(ValueError, match="outside of the transform"):
+        own.fourier(3, index, ones, index, ones, ones)
+    with pytest.raises(ValueError, match="power of two"):
+        own.hadamard(6, ones, index, 1.0)
+    with pytest.raises(ValueError, match="does not have"):
+        own.hadamard(4, ones, index[:2], 1.0)
+    with pytest.raises(ValueError, match="do not fit together"):
+        native.Offset64(4, 1, 1, index[:3], ones)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("isa", ["plain", "avx2", "avx512"])
+def test_every_instruction_set_gives_the_same(isa):
+    """At most the set that is asked for: a machine without it runs the next one that it has."""
+    code = "import sys, pytest; sys.exit(pytest.main(['-q', '-p', 'no:cacheprovider', '-k', 'every_stage', sys.argv[1]]))"
+    environment = {**os.environ, "DCTPS_ISA": isa}
+    subprocess.run([sys.executable, "-c", code, __file__], env=environment, check=True, capture_output=True)
