@@ -12,7 +12,7 @@ FILES = sorted(SOURCE.rglob("*.py"))
 
 # mathematics <- layers <- conversion and files <- commands; a module may import only from earlier lines
 ORDER = [
-    ["registry", "cache", "geometry", "files", "transforms", "support", "provenance"],
+    ["registry", "cache", "geometry", "files", "transforms", "support", "provenance", "memory"],
     ["offsets", "allocation", "coding"],
     ["sparse", "offset_products"],
     ["kernels"],

@@ -2,11 +2,12 @@
 
 import math
 
+import pytest
 import torch
 from torch import nn
 
 import dctps
-from dctps import DpsConv2d, DpsLinear, count_ops
+from dctps import DpsConv2d, DpsLinear, count_ops, kernels
 from test_convert import cnn
 
 
@@ -37,6 +38,19 @@ def test_convolutions_count_what_their_way_performs():
     assert count_ops(patches, (256, 4, 4)).performed == 16 * (50 + round(2304 * math.log2(2304)))
     direct = DpsConv2d(3, 64, 3, nnz=50, backend="torch")
     assert count_ops(direct, (3, 4, 4)).performed == 4 * (50 + 64 * 27)
+
+
+@pytest.mark.skipif(kernels.native is None, reason=kernels.WHY_NOT)
+def test_native_layers_count_their_stages_by_hand():
+    def performed(*shape, pixels, **options):
+        layer = DpsConv2d(*shape, bias=False, nnz=50, backend="native", **options)
+        return count_ops(layer, (shape[0], pixels, pixels)).performed
+
+    # a Fourier transform of length 2 * 64 per pixel, two terms of nine kernel positions per filter
+    assert performed(64, 32, 3, pixels=6, offset="dct_signed") == 36 * 128 * 7 + 16 * (50 + 2 * 9 * 32)
+    assert performed(64, 32, 3, pixels=6, offset="srht") == 36 * 64 * 6 + 16 * (50 + 9 * 32)
+    assert performed(64, 100, 1, pixels=2) == 4 * (50 + round(100 * math.log2(100)))
+    assert performed(3, 8, 3, pixels=3, offset=None) == 50
 
 
 def test_layers_used_twice_count_twice():

@@ -170,18 +170,18 @@ def test_every_stage(transform, shape, layout):
         Case.of(geometry, spatial, recipe, batch=3, nnz=50, layout=layout).check()
 
 
-def kind(recipe, shape):
-    return plans._stage(recipe.bind(shape), torch.float32).kind
+def kind(shape, **options):
+    return plans.stage_kind(TransformOffset(**options).bind(shape))
 
 
 def test_options_stay_on_their_fast_stage():
     square = (64, 64, 3, 3)
-    assert kind(TransformOffset("dct"), square) == "product"
-    assert kind(TransformOffset("dct", order="channel", signs="channel"), square) == "fourier"
-    assert kind(TransformOffset("dct", order="channel", signs="channel", rows="random"), square) == "fourier"
-    assert kind(TransformOffset("hadamard", signs="channel", rows="random"), square) == "hadamard"
-    assert kind(TransformOffset("dct", signs="channel"), (256, 64, 1, 1)) == "fourier"
-    first, second = plans._stage(TransformOffset("dct").bind(square), torch.float32).arguments
+    assert kind(square) == "product"
+    assert kind(square, order="channel", signs="channel") == "spectrum"
+    assert kind(square, order="channel", signs="channel", rows="random") == "spectrum"
+    assert kind(square, transform="hadamard", signs="channel", rows="random") == "hadamard"
+    assert kind((256, 64, 1, 1), signs="channel", rows="random") == "line"
+    first, second = plans._product(TransformOffset("dct").bind(square), torch.float32).arguments
     assert first.shape[0] == second.shape[1] < 24  # the rank of 64 channels, of which the paper's rows use a ninth
 
 
@@ -195,7 +195,9 @@ ODD = {
 }
 
 
-@pytest.mark.parametrize("recipe", [None, TransformOffset("dct"), TransformOffset("hadamard", signs="channel")], ids=str)
+@pytest.mark.parametrize(
+    "recipe", [None, TransformOffset("dct"), TransformOffset("hadamard", signs="channel")], ids=str
+)
 @pytest.mark.parametrize("nnz", [0, 1, 10**6])
 @pytest.mark.parametrize("name", ODD)
 def test_odd_sizes(name, nnz, recipe):
@@ -271,7 +273,7 @@ def test_arguments_that_fit():
     native.forward(**arguments())
 
 
-LINEAR = torch.zeros(4, 4, dtype=torch.float64)
+EMPTY_OFFSET = native.Offset32(6, 1, 9, torch.arange(6, dtype=torch.int32).numpy(), torch.zeros(54).double().numpy())
 
 
 @pytest.mark.parametrize(
@@ -290,7 +292,11 @@ LINEAR = torch.zeros(4, 4, dtype=torch.float64)
         {"bias": torch.zeros(5)},
         {"threads": 0},
         {"sparse": native.Sparse([1, 6, 5], torch.tensor([0]).numpy())},
-        {"offset": native.Offset32(6, 1, 9, torch.arange(6, dtype=torch.int32).numpy(), torch.zeros(54).double().numpy())},
+        {
+            "offset": native.Offset32(
+                6, 1, 9, torch.arange(6, dtype=torch.int32).numpy(), torch.zeros(54).double().numpy()
+            )
+        },
         {"geometry": [1, 6, 4, 3, 3, 1, 1, 1, 1, 1]},
         {"geometry": [1, 6, 4, 3, 3, 0, 1, 1, 1, 1, 1]},
     ],
@@ -326,6 +332,8 @@ def test_tables_that_do_not_fit_are_errors():
 @pytest.mark.parametrize("isa", ["plain", "avx2", "avx512"])
 def test_every_instruction_set_gives_the_same(isa):
     """At most the set that is asked for: a machine without it runs the next one that it has."""
-    code = "import sys, pytest; sys.exit(pytest.main(['-q', '-p', 'no:cacheprovider', '-k', 'every_stage', sys.argv[1]]))"
+    code = (
+        "import sys, pytest; sys.exit(pytest.main(['-q', '-p', 'no:cacheprovider', '-k', 'every_stage', sys.argv[1]]))"
+    )
     environment = {**os.environ, "DCTPS_ISA": isa}
     subprocess.run([sys.executable, "-c", code, __file__], env=environment, check=True, capture_output=True)

@@ -31,7 +31,7 @@ TIMING = {"seconds", "images_per_second"}
 
 
 def quiet(folder: Path) -> Runtime:
-    return Runtime(runs=folder, quiet=True, threads=1)
+    return Runtime(runs=folder, quiet=True, threads=1, keep_memory=False)  # it would hold for all other tests
 
 
 def alone(settings: Settings, folder: Path, group: Processes | None = None) -> Trainer:

@@ -96,6 +96,8 @@ class Runtime:
     """cpu, cuda, mps, or auto: the best there is."""
     threads: int | None = None
     """Threads of torch on the CPU; None leaves torch's own choice."""
+    keep_memory: bool = True
+    """On a CPU under Linux: freed memory stays with the process, which can halve the time of a step."""
     tensorboard: bool = False
     """Also write TensorBoard events into the run folder (needs the tensorboard extra)."""
     quiet: bool = False

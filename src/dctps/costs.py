@@ -2,7 +2,8 @@
 
 The paper (section "Run Times and Theoretical Complexity") counts one product W x of a layer, q = max(m, n), as
 q log2 q + nnz; a convolution performs one for each output pixel. What this library performs depends on the way a
-layer takes (`offset_products.py`); a fast transform of length q is counted as q log2 q.
+layer takes (`offset_products.py`, `kernels/plans.py`; for `backend="auto"` the one that sizes suggest, without a
+measurement); a fast transform of length q is counted as q log2 q.
 """
 
 import dataclasses
@@ -12,7 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from dctps import offset_products
+from dctps import offset_products, tuning
+from dctps.kernels import plans, products
 from dctps.layers import DpsLayer
 from dctps.offsets import PatchOffset
 from dctps.survey import LAYERS, left_dense
@@ -72,7 +74,7 @@ def count_ops(model: nn.Module, input_shape: Example) -> Ops:
     modes = [(module, module.training) for module in model.modules()]
     try:
         model.eval()
-        with torch.no_grad():
+        with torch.no_grad(), tuning.by_rule():
             _run(model, input_shape)
     finally:
         for handle in handles:
@@ -119,7 +121,18 @@ def _sparse_ops(layer: DpsLayer, x: Tensor, outputs: int) -> tuple[int, int]:
     paper = outputs * (layer.nnz + (round(q * math.log2(q)) if has_offset else 0))
     if layer.chosen_backend(x) == "dense":
         return outputs * size, paper
-    return outputs * layer.nnz + (_offset_ops(layer, x, outputs) if has_offset else 0), paper
+    count = _native_ops if layer.chosen_backend(x) == "native" else _offset_ops
+    return outputs * layer.nnz + (count(layer, x, outputs) if has_offset else 0), paper
+
+
+def _native_ops(layer: DpsLayer, x: Tensor, outputs: int) -> int:
+    geometry, offset = layer.geometry, layer.offset
+    if not isinstance(offset, PatchOffset) or products.is_direct(offset, geometry):
+        return outputs * math.prod(geometry.weight_shape)
+    if not plans.has_plan(offset, geometry):
+        return _offset_ops(layer, x, outputs)
+    depthwise = offset.transform.terms * geometry.filters * geometry.taps if geometry.taps > 1 else 0
+    return x.numel() // geometry.channels * plans.operations(offset) + outputs * depthwise
 
 
 def _offset_ops(layer: DpsLayer, x: Tensor, outputs: int) -> int:

@@ -28,6 +28,7 @@ from dctps.convert import sparsify
 from dctps.data.batches import Batches, split
 from dctps.distributed import Processes, processes, wire_bytes
 from dctps.guards import Signals, first_bad_layer, flushed_denormals
+from dctps.memory import keep_memory
 from dctps.optimise import build_optimiser, learning_rate, set_learning_rate
 from dctps.provenance import provenance
 from dctps.report import report
@@ -62,6 +63,8 @@ def fit(
         if runtime.threads < 1:
             raise ValueError(f"threads must be at least 1, not {runtime.threads}")
         torch.set_num_threads(runtime.threads)
+    if runtime.keep_memory and device.type == "cpu":
+        keep_memory()
     finished = Run(runtime.runs / run_id(settings)).finished()
     if finished is not None:
         quiet = runtime.quiet or os.environ.get("RANK", "0") != "0"

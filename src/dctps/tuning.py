@@ -9,13 +9,15 @@ threads and versions. The dense way is always among the measured ones, so none t
     DCTPS_CACHE=folder       where measurements are kept (default: dctps in the user's cache folder)
 """
 
+import contextlib
+import contextvars
 import json
 import math
 import os
 import statistics
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -50,6 +52,7 @@ class Case(NamedTuple):
 
 Times = dict[str, float]  # backend -> milliseconds
 
+_by_rule = contextvars.ContextVar("by_rule", default=False)
 _lock = threading.RLock()
 _known: dict[Case, Times] = {}
 
@@ -64,6 +67,16 @@ def choose(x: Tensor, nnz: int, offset: Offset | None, geometry: Geometry) -> st
         return rule(geometry, nnz)
     times = measured(_case(x, nnz, offset, geometry))
     return min(times, key=lambda backend: times[backend])
+
+
+@contextlib.contextmanager
+def by_rule() -> Iterator[None]:
+    """No measurements inside: for a forward pass that only looks at a network."""
+    token = _by_rule.set(True)
+    try:
+        yield
+    finally:
+        _by_rule.reset(token)
 
 
 def rule(geometry: Geometry, nnz: int) -> str:
@@ -81,7 +94,9 @@ WELL_FILLED = 0.1  # density
 
 
 def _can_measure(x: Tensor, offset: Offset | None, geometry: Geometry) -> bool:
-    if os.environ.get("DCTPS_TUNE") == "0" or torch.compiler.is_compiling() or isinstance(x, FakeTensor):
+    if torch.compiler.is_compiling() or isinstance(x, FakeTensor):
+        return False
+    if os.environ.get("DCTPS_TUNE") == "0" or _by_rule.get():
         return False
     if x.device.type != "cpu" or x.numel() == 0 or math.prod(geometry.weight_shape) > LARGE:
         return False
@@ -160,7 +175,9 @@ def cache_file() -> Path:
     """Where the measurements of this processor and these versions are kept."""
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = Path(os.environ.get("DCTPS_CACHE") or home / "dctps")
-    machine = "".join(c if c.isalnum() else "_" for c in f"{cpu()}-{kernels.instruction_set()}-torch{torch.__version__}")
+    machine = "".join(
+        c if c.isalnum() else "_" for c in f"{cpu()}-{kernels.instruction_set()}-torch{torch.__version__}"
+    )
     return folder / f"tuning-{FORMAT}-{machine}.json"
 
 

@@ -1,24 +1,26 @@
 """Native kernels for CPUs: optional, and shadowed by the torch reference that every device has."""
 
+import importlib
 import os
+from typing import Any
 
-import torch
-from torch import Tensor
 
-try:
+def _load() -> tuple[Any, str]:
+    """The compiled module, or None and why it is not there."""
     if os.environ.get("DCTPS_NATIVE") == "0":
-        raise ImportError("switched off by DCTPS_NATIVE=0")
-    from dctps.kernels import _native as native
+        return None, "the native kernels are switched off by DCTPS_NATIVE=0"
+    try:
+        # torch comes first: the kernels use the threads of its OpenMP runtime
+        importlib.import_module("torch")
+        return importlib.import_module("dctps.kernels._native"), ""
+    except ImportError as error:
+        why = (
+            f"the native kernels are not there ({error}); they are built at installation where there is a C++ compiler"
+        )
+        return None, why
 
-    WHY_NOT = ""
-except ImportError as error:
-    native = None
-    WHY_NOT = f"the native kernels are not there ({error}); install a C++ compiler and reinstall dctps to have them"
 
-
-def serves(x: Tensor) -> bool:
-    """Whether the native kernels are there and take this tensor."""
-    return native is not None and x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64)
+native, WHY_NOT = _load()
 
 
 def instruction_set() -> str:

@@ -84,16 +84,32 @@ class Stage:
     source: np.ndarray | None = None
 
 
-def _stage(offset: PatchOffset, dtype: torch.dtype) -> Stage:
+def stage_kind(offset: PatchOffset) -> str:
+    """Which pointwise stage serves an offset: line or spectrum (both Fourier transforms), hadamard or product."""
     taps = len(offset.tap_slots)
     if offset.transform.terms == 1:
-        return _hadamard(offset)
-    if taps == 1 and not _is_small(offset):
-        return _line(offset)
+        return "hadamard"
+    if taps == 1:
+        return "product" if _is_small(offset) else "line"
     period = _period(offset)
-    if taps > 1 and period and _is_smooth(period):
-        return _channel_spectrum(offset, period)
-    return _product(offset, dtype)
+    return "spectrum" if period and _is_smooth(period) else "product"
+
+
+def operations(offset: PatchOffset) -> int:
+    """Multiply-adds of the pointwise stage per pixel: n log n for the transforms, entries for the products."""
+    kind = stage_kind(offset)
+    if kind == "product":
+        own = offset_products.factors(offset, 1, torch.float32, torch.device("cpu"))
+        return sum(factor.numel() for factor in own.pointwise)
+    wide = offset.transform.padded(len(offset.channel_slots))
+    length = {"hadamard": wide, "line": offset.length, "spectrum": _period(offset)}[kind]
+    return round(length * math.log2(max(2, length)))
+
+
+def _stage(offset: PatchOffset, dtype: torch.dtype) -> Stage:
+    makers = {"hadamard": _hadamard, "line": _line, "spectrum": _spectrum}
+    kind = stage_kind(offset)
+    return _product(offset, dtype) if kind == "product" else makers[kind](offset)
 
 
 def _product(offset: PatchOffset, dtype: torch.dtype) -> Stage:
@@ -140,9 +156,9 @@ def _period(offset: PatchOffset) -> int:
     return n if offset.recipe.transform == "hartley" else 2 * n
 
 
-def _channel_spectrum(offset: PatchOffset, period: int) -> Stage:
+def _spectrum(offset: PatchOffset) -> Stage:
     """cos(A + phi) and sin(A + phi) for A = 2 pi f c / period: the two terms of the separable way."""
-    q, k = offset.length, offset.rows.numpy()
+    q, k, period = offset.length, offset.rows.numpy(), _period(offset)
     kind = offset.recipe.transform
     frequency = k + 1 if kind == "dst" else k
     if kind == "hartley":

@@ -123,9 +123,7 @@ def _places(positions: Tensor, geometry: Geometry) -> Any:
     return sparse.planned(positions, geometry, "native", make)
 
 
-def _forward(
-    x: Tensor, values: Tensor, where: Any, plan: Any, alpha: float, geometry: Geometry, out: Tensor
-) -> None:
+def _forward(x: Tensor, values: Tensor, where: Any, plan: Any, alpha: float, geometry: Geometry, out: Tensor) -> None:
     threads = torch.get_num_threads()
     native.forward(geometry.pack(), _raw(x), plan, alpha, where, _raw(values.contiguous()), None, _raw(out), threads)
 

@@ -1,0 +1,92 @@
+"""Which network, offset and density are measured, from what a user writes."""
+
+import contextlib
+import importlib
+import os
+import sys
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from dctps import models
+from dctps.allocation import check_density
+from dctps.models import MODELS
+from dctps.offsets import OFFSETS, TransformOffset
+
+NONE = "none"  # the name of no offset
+
+
+def offset_of(name: str) -> str | None:
+    """The offset that `sparsify` takes; "none" is classical pruning."""
+    if name == NONE:
+        return None
+    try:
+        TransformOffset.parse(name)
+    except ValueError as error:
+        raise ValueError(f"{error}, {NONE}, transform/order/signs/rows/seed") from error
+    return name
+
+
+def check(names: Sequence[str], densities: Sequence[float], offsets: Sequence[str]) -> None:
+    """ValueError for whatever cannot be measured, before anything is."""
+    for what, given in (("model", names), ("density", densities), ("offset", offsets)):
+        if not given:
+            raise ValueError(f"name at least one {what}")
+    for name in names:
+        if ":" not in name and name not in MODELS:
+            raise ValueError(f"unknown model {name!r}; say package.module:function or one of: {', '.join(MODELS)}")
+    for density in densities:
+        check_density(density)
+    for offset in offsets:
+        offset_of(offset)
+
+
+def build(name: str, input_shape: tuple[int, ...], classes: int, seed: int = 0) -> nn.Module:
+    """A network of `dctps.models` or, as package.module:function, a user's own; the same numbers at each call."""
+    torch.manual_seed(seed)
+    model = _own(name) if ":" in name else models.build(name, classes, in_channels=input_shape[0])
+    _check_fit(name, model, input_shape, classes)
+    return model.train()
+
+
+def _own(name: str) -> nn.Module:
+    module, _, function = name.partition(":")
+    try:
+        with _current_folder():
+            made = getattr(importlib.import_module(module), function)()
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        hint = "say package.module:function, where function() without arguments returns a network"
+        raise ValueError(f"cannot build {name!r} ({error}); {hint}") from error
+    if not isinstance(made, nn.Module):
+        raise ValueError(f"{name} returned a {type(made).__name__}, not an nn.Module")
+    return made
+
+
+@contextlib.contextmanager
+def _current_folder() -> Iterator[None]:
+    """Modules beside the user are found, as by `python -m`; a command on the path would not look there."""
+    before = list(sys.path)
+    sys.path.insert(0, os.getcwd())
+    try:
+        yield
+    finally:
+        sys.path[:] = before
+
+
+@torch.no_grad()
+def _check_fit(name: str, model: nn.Module, input_shape: tuple[int, ...], classes: int) -> None:
+    """Whether the network takes the images and knows the classes: one forward pass in eval mode."""
+    shape = " x ".join(map(str, input_shape))
+    try:
+        y = model.eval()(torch.zeros(2, *input_shape))
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"{name} does not take inputs of {shape} ({reason}); see --input-shape") from error
+    if not isinstance(y, Tensor) or y.dim() != 2 or y.shape[1] < classes:
+        given = tuple(y.shape) if isinstance(y, Tensor) else type(y).__name__
+        raise ValueError(f"{name} gives {given} for two inputs, not (2, {classes}); see --classes")
+
+
+DENSITY_HELP = "Fraction of the weights that train, in (0, 1]."
+OFFSET_HELP = f"{', '.join([*OFFSETS, NONE])}, or transform/order/signs/rows/seed."

@@ -1,0 +1,156 @@
+"""`auto`: measured once, kept on disk, never slower than dense, and out of the way where it cannot measure."""
+
+import json
+
+import pytest
+import torch
+
+import dctps
+from dctps import DpsConv2d, DpsLinear, functional, kernels, tuning
+from dctps.functional import backends
+
+FAST = "torch" if kernels.native is None else "native"
+
+
+@pytest.fixture(autouse=True)
+def _measuring(monkeypatch, tmp_path):
+    monkeypatch.setenv("DCTPS_TUNE", "1")
+    monkeypatch.setenv("DCTPS_CACHE", str(tmp_path))
+    monkeypatch.delenv("DCTPS_BACKEND", raising=False)
+    monkeypatch.setattr(tuning, "_known", {})
+
+
+def measuring(monkeypatch, **times):
+    """Times instead of measurements, and a list of what was asked for."""
+    asked = []
+
+    def milliseconds(case, backend):
+        asked.append(backend)
+        return times[backend]
+
+    monkeypatch.setattr(tuning, "_milliseconds", milliseconds)
+    return asked
+
+
+def choice(layer, *shape):
+    return layer.chosen_backend(torch.randn(shape))
+
+
+@pytest.mark.parametrize(("dense", "fast", "expected"), [(2.0, 1.0, FAST), (1.0, 2.0, "dense"), (1.0, 1.0, "dense")])
+def test_the_fastest_is_chosen(dense, fast, expected, monkeypatch):
+    measuring(monkeypatch, dense=dense, **{FAST: fast})
+    assert choice(DpsLinear(64, 32, nnz=5), 4, 64) == expected
+
+
+def test_one_measurement_per_case(monkeypatch):
+    asked = measuring(monkeypatch, dense=2.0, **{FAST: 1.0})
+    layer = DpsConv2d(8, 8, 3, nnz=5)
+    for _ in range(3):
+        choice(layer, 2, 8, 5, 5)
+    choice(DpsConv2d(8, 8, 3, nnz=5, seed=9), 2, 8, 5, 5)  # another layer of the same shape and size
+    assert asked == ["dense", FAST]
+    for other in [(3, 8, 5, 5), (2, 8, 6, 5)]:
+        choice(layer, *other)
+    choice(DpsConv2d(8, 8, 3, nnz=50), 2, 8, 5, 5)
+    choice(DpsConv2d(8, 8, 3, nnz=5, offset=None), 2, 8, 5, 5)
+    choice(DpsConv2d(8, 8, 3, nnz=5, stride=2), 2, 8, 5, 5)
+    layer.chosen_backend(torch.randn(2, 8, 5, 5).contiguous(memory_format=torch.channels_last))
+    with torch.no_grad():
+        choice(layer, 2, 8, 5, 5)
+    assert asked == ["dense", FAST] * 8
+
+
+def test_measurements_are_kept_on_disk(monkeypatch):
+    asked = measuring(monkeypatch, dense=2.0, **{FAST: 1.0})
+    layer = DpsLinear(64, 32, nnz=5)
+    choice(layer, 4, 64)
+    assert list(json.loads(tuning.cache_file().read_text()).values()) == [{"dense": 2.0, FAST: 1.0}]
+    monkeypatch.setattr(tuning, "_known", {})  # another process
+    assert choice(layer, 4, 64) == FAST
+    assert asked == ["dense", FAST]
+
+
+@pytest.mark.parametrize("content", ["", "{", "[1]", '{"a": 3}', '{"a": {"dense": "x"}}', "\x00"])
+def test_a_damaged_file_is_measured_again(content, monkeypatch):
+    measuring(monkeypatch, dense=2.0, **{FAST: 1.0})
+    tuning.cache_file().write_text(content)
+    assert choice(DpsLinear(64, 32, nnz=5), 4, 64) == FAST
+    assert len(json.loads(tuning.cache_file().read_text())) == 1
+
+
+def test_a_folder_that_cannot_be_written_is_no_error(monkeypatch, tmp_path):
+    measuring(monkeypatch, dense=2.0, **{FAST: 1.0})
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("DCTPS_CACHE", str(tmp_path / "file"))
+    assert choice(DpsLinear(64, 32, nnz=5), 4, 64) == FAST
+
+
+def test_switches(monkeypatch):
+    asked = measuring(monkeypatch, dense=2.0, **{FAST: 1.0})
+    layer = DpsLinear(64, 32, nnz=5)
+    monkeypatch.setenv("DCTPS_BACKEND", "torch")
+    assert choice(layer, 4, 64) == "torch"
+    monkeypatch.setenv("DCTPS_BACKEND", "fast")
+    with pytest.raises(ValueError, match="unknown backend"):
+        choice(layer, 4, 64)
+    monkeypatch.delenv("DCTPS_BACKEND")
+    monkeypatch.setenv("DCTPS_TUNE", "0")
+    assert choice(layer, 4, 64) == tuning.rule(layer.geometry, 5) == "dense"
+    monkeypatch.setenv("DCTPS_TUNE", "1")
+    with tuning.by_rule():
+        assert choice(layer, 4, 64) == "dense"
+    assert choice(DpsLinear(64, 32, nnz=5, backend="torch"), 4, 64) == "torch"
+    assert asked == []
+
+
+def test_no_dense_weight_of_a_huge_layer_is_built(monkeypatch):
+    asked = measuring(monkeypatch)
+    assert choice(DpsLinear(65536, 65536, nnz=5), 1, 65536) == FAST
+    assert asked == []
+
+
+def test_compiled_layers_follow_the_rule(monkeypatch):
+    asked = measuring(monkeypatch)
+    layer = DpsLinear(64, 32, nnz=5)
+    torch.compile(layer, backend="eager", fullgraph=True)(torch.randn(2, 64))
+    assert asked == []
+
+
+@pytest.mark.parametrize("gradients", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_a_real_measurement(dtype, gradients):
+    layer = DpsConv2d(16, 16, 3, padding=1, nnz=20, dtype=dtype)
+    x = torch.randn(3, 16, 6, 6, dtype=dtype).contiguous(memory_format=torch.channels_last)
+    before = torch.get_rng_state()
+    with torch.set_grad_enabled(gradients):
+        y = layer(x)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert y.requires_grad == gradients
+    ((case, times),) = tuning._known.items()
+    assert set(times) == {"dense", FAST}
+    assert min(times.values()) > 0
+    assert case.gradients == gradients
+
+
+def test_the_rule_by_sizes():
+    small, large = DpsLinear(8, 8, nnz=1).geometry, DpsLinear(4096, 4096, nnz=1).geometry
+    assert tuning.rule(small, 1) == "dense"
+    assert tuning.rule(large, 1000) == FAST
+    assert tuning.rule(large, 4096 * 4096 // 5) == "dense"
+
+
+def test_a_backend_that_is_not_there_says_why(monkeypatch):
+    monkeypatch.setattr(kernels, "native", None)
+    monkeypatch.setattr(kernels, "WHY_NOT", "the native kernels are not there (no compiler)")
+    assert backends() == ["dense", "torch"]
+    with pytest.raises(ValueError, match=r"no compiler.*auto"):
+        DpsLinear(8, 8, nnz=1, backend="native")
+    net = dctps.sparsify(torch.nn.Linear(600, 600), 0.01)
+    assert torch.isfinite(net(torch.randn(2, 600))).all()
+
+
+@pytest.mark.skipif(kernels.native is None, reason=kernels.WHY_NOT)
+def test_native_layers_refuse_other_devices():
+    layer, x = DpsLinear(8, 8, nnz=1, backend="native").to("meta"), torch.zeros(1, 8, device="meta")
+    with pytest.raises(ValueError, match="runs on CPUs"):
+        functional.BACKENDS["native"](x, layer.values, layer.positions, None, None, None, layer.geometry)
