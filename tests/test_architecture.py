@@ -35,7 +35,12 @@ ORDER = [
     ["config", "console", "guards", "distributed"],
     ["optimise", "runs"],
     ["train"],
-    ["cli.data", "cli.demo", "cli.inspect", "cli.train"],
+    [f"bench.{name}" for name in ("stopwatch", "calls", "sparseprop", "published", "footprint")],
+    ["bench"],
+    ["bench.networks", "bench.sheet", "bench.contenders"],
+    ["bench.layers", "bench.steps", "bench.scaling"],
+    ["bench.tables", "bench.figures"],
+    ["cli.bench", "cli.data", "cli.demo", "cli.inspect", "cli.train"],
     ["cli"],
     ["__main__"],
 ]

@@ -12,7 +12,6 @@ from dctps import functional
 from dctps.bench import networks
 from dctps.bench.calls import inference, there_and_back
 from dctps.bench.contenders import FORMATS, in_format
-from dctps.bench.footprint import memory
 from dctps.bench.stopwatch import check_counts, interleaved
 from dctps.convert import densify, sparsify
 from dctps.layers import DpsLayer, DpsLinear
@@ -50,7 +49,7 @@ class Layers:
         """ValueError for what cannot be measured, before anything is."""
         networks.check([self.model], [self.density], [self.offset])
         check_counts(batch=self.batch, repeats=self.repeats, classes=self.classes)
-        check_counts(**{"input-shape": min(self.input_shape, default=0)})
+        check_counts(input_shape=min(self.input_shape, default=0))
         if self.channels_last and len(self.input_shape) != 3:
             raise ValueError("--channels-last is for inputs of channels x height x width")
 
@@ -61,12 +60,20 @@ class Layers:
 
 @dataclasses.dataclass
 class Case:
-    """A layer, an input as it meets it, and how often the network does so."""
+    """A layer, what its input looks like, and how often the network runs such a layer."""
 
     name: str
     layer: DpsLayer
-    x: Tensor
+    shape: tuple[int, ...]
+    channels_last: bool
+    gradient: bool  # whether the input wants one: not that of a first layer
     count: int = 1
+
+    def example(self, gradients: bool) -> Tensor:
+        x = torch.randn(self.shape)
+        if self.channels_last:
+            x = x.contiguous(memory_format=torch.channels_last)
+        return x.requires_grad_(gradients and self.gradient)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,10 +106,11 @@ def find_cases(asked: Layers) -> list[Case]:
     net = sparsify(net, asked.density, offset=networks.offset_of(asked.offset), allocation="epl")
     in_format(net, asked.memory_format)
     cases: dict[Hashable, Case] = {}
-    for name, layer in net.named_modules():
-        if isinstance(layer, DpsLayer):
-            layer.register_forward_pre_hook(_collector(name, cases))
+    named = [(name, layer) for name, layer in net.named_modules() if isinstance(layer, DpsLayer)]
+    handles = [layer.register_forward_pre_hook(_collector(name, cases)) for name, layer in named]
     net(torch.randn(asked.batch, *asked.input_shape).contiguous(memory_format=FORMATS[asked.memory_format]))
+    for handle in handles:
+        handle.remove()
     return list(cases.values())
 
 
@@ -111,11 +119,12 @@ def _collector(name: str, cases: dict[Hashable, Case]) -> Callable[[nn.Module, t
         assert isinstance(layer, DpsLayer)
         x, size = inputs[0], round(2 * math.log2(max(1, layer.nnz)))  # supports of nearly one size share a case
         padding = getattr(layer, "padding", None), getattr(layer, "padding_mode", None)
-        key = (type(layer), layer.geometry, padding, layer.bias is None, size, x.shape, x.requires_grad)
+        last = x.dim() == 4 and not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last)
+        key = (type(layer), layer.geometry, padding, layer.bias is None, size, x.shape, last, x.requires_grad)
         if key in cases:
             cases[key].count += 1
         else:
-            cases[key] = Case(name, layer, x.detach().clone().requires_grad_(x.requires_grad))
+            cases[key] = Case(name, layer, tuple(x.shape), last, x.requires_grad)
 
     return collect
 
@@ -127,14 +136,14 @@ def measure(asked: Layers, cases: list[Case], tick: Callable[[], object] = lambd
 
 
 def _measure_case(asked: Layers, case: Case, tick: Callable[[], object]) -> list[LayerRow]:
-    ways = {"dense": in_format(densify(_alone(case.layer)), asked.memory_format)}
+    ways = {"dense": in_format(densify(copy.deepcopy(case.layer)), asked.memory_format)}
     for backend in functional.backends():
-        ways[f"ours/{backend}"] = layer = _alone(case.layer)
+        ways[f"ours/{backend}"] = layer = copy.deepcopy(case.layer)
         layer.backend = backend
-    x = case.x.detach() if asked.inference else case.x
+    x = case.example(gradients=not asked.inference)
     call = inference if asked.inference else there_and_back
     times = interleaved({name: call(way, x) for name, way in ways.items()}, asked.repeats, WARMUP, tick)
-    chosen = f"ours/{_choice(asked, case)}"
+    chosen = f"ours/{_choice(case.layer, x, gradients=not asked.inference)}"
     return [
         LayerRow(
             model=asked.model,
@@ -146,7 +155,7 @@ def _measure_case(asked: Layers, case: Case, tick: Callable[[], object]) -> list
             layer=case.name,
             count=case.count,
             weight_shape="x".join(map(str, case.layer.geometry.weight_shape)),
-            input_shape="x".join(map(str, case.x.shape)),
+            input_shape="x".join(map(str, case.shape)),
             nnz=case.layer.nnz,
             contender=name,
             chosen=name == chosen,
@@ -159,19 +168,11 @@ def _measure_case(asked: Layers, case: Case, tick: Callable[[], object]) -> list
     ]
 
 
-def _alone(layer: DpsLayer) -> DpsLayer:
-    """A copy that no longer reports to the collector."""
-    new = copy.deepcopy(layer)
-    new._forward_pre_hooks.clear()
-    return new
-
-
-def _choice(asked: Layers, case: Case) -> str:
+def _choice(layer: DpsLayer, x: Tensor, gradients: bool) -> str:
     """What `auto` stands for, with gradients or without."""
-    x = case.x.detach()
-    seen = x.reshape(-1, x.shape[-1]) if isinstance(case.layer, DpsLinear) else x
-    with torch.set_grad_enabled(not asked.inference):
-        return case.layer.chosen_backend(seen)
+    seen = x.reshape(-1, x.shape[-1]) if isinstance(layer, DpsLinear) else x
+    with torch.set_grad_enabled(gradients):
+        return layer.chosen_backend(seen)
 
 
 def _weight_memory(layer: DpsLayer, dense: bool) -> int:

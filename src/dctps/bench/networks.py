@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from dctps import models
 from dctps.allocation import check_density
 from dctps.models import MODELS
-from dctps.offsets import OFFSETS, TransformOffset
+from dctps.offsets import TransformOffset
 
 NONE = "none"  # the name of no offset
 
@@ -86,7 +86,3 @@ def _check_fit(name: str, model: nn.Module, input_shape: tuple[int, ...], classe
     if not isinstance(y, Tensor) or y.dim() != 2 or y.shape[1] < classes:
         given = tuple(y.shape) if isinstance(y, Tensor) else type(y).__name__
         raise ValueError(f"{name} gives {given} for two inputs, not (2, {classes}); see --classes")
-
-
-DENSITY_HELP = "Fraction of the weights that train, in (0, 1]."
-OFFSET_HELP = f"{', '.join([*OFFSETS, NONE])}, or transform/order/signs/rows/seed."

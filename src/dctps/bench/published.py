@@ -31,17 +31,21 @@ class Published(nn.Module):
         sparse = functional.dense_weight(own.values, own.positions, None, None, shape).detach()
         self.product.weight = nn.Parameter(sparse)
         self.register_buffer("mask", mask)  # a buffer, so that it takes the memory format of the weight
-        sparse_weight = self.product.get_parameter("weight")
-        sparse_weight.register_hook(lambda gradient: gradient * self.mask)
-        self.alpha = own.alpha
+        self.product.get_parameter("weight").register_hook(lambda gradient: gradient * self.mask)
+        if isinstance(own.alpha, nn.Parameter):
+            self.alpha = own.alpha
+        else:
+            self.register_buffer("alpha", own.alpha)
         self.offset = self._fixed(own)
 
     def _fixed(self, layer: DpsLayer) -> nn.Module | None:
         if layer.offset is None:
             return None
         fixed = copy.deepcopy(self.product)
-        weight = layer.offset.matrix().to(layer.values.dtype).reshape(layer.geometry.weight_shape)
-        fixed.weight, fixed.bias = nn.Parameter(weight, requires_grad=False), None
+        nothing, one = layer.values[:0], layer.values.new_ones(())
+        weight = functional.dense_weight(nothing, layer.positions[:0], one, layer.offset, layer.geometry.weight_shape)
+        fixed.weight = nn.Parameter(weight.detach(), requires_grad=False)
+        fixed.register_parameter("bias", None)
         return fixed
 
     def forward(self, x: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ import contextlib
 import importlib
 import io
 import os
+from typing import Any
 
 import torch
 from torch import nn
@@ -24,10 +25,16 @@ def why_not() -> str:
     return ""
 
 
-def _utils():  # type: ignore[no-untyped-def]  # a package without types
-    # its threads are those of an OpenMP library of its own, which reads this when it is loaded
+def _utils() -> Any:  # a package without types
+    before = os.environ.get("OMP_NUM_THREADS")
+    # where it does not share torch's OpenMP library, its own reads this when it is loaded, and never again
     os.environ["OMP_NUM_THREADS"] = str(torch.get_num_threads())
-    return importlib.import_module("sparseprop.utils")
+    try:
+        return importlib.import_module("sparseprop.utils")
+    finally:
+        del os.environ["OMP_NUM_THREADS"]
+        if before is not None:
+            os.environ["OMP_NUM_THREADS"] = before
 
 
 def replaced(model: nn.Module, input_shape: tuple[int, ...]) -> nn.Module:

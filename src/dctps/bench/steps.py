@@ -47,7 +47,7 @@ class Steps:
         """ValueError for what cannot be measured, before anything is."""
         networks.check(self.models, self.densities, self.offsets)
         check_counts(batch=self.batch, steps=self.steps, warmup=self.warmup, classes=self.classes)
-        check_counts(**{"input-shape": min(self.input_shape, default=0)})
+        check_counts(input_shape=min(self.input_shape, default=0))
 
     @property
     def cells(self) -> list["Cell"]:
@@ -110,9 +110,7 @@ def _call(asked: Steps, one: Contender, x: torch.Tensor, target: torch.Tensor) -
     return inference(one.model, images) if asked.inference else training_step(one.model, images, target)
 
 
-def rows(
-    asked: Steps, cell: Cell, times: Mapping[tuple[str, str], Times], sizes: Mapping[str, int]
-) -> list[StepRow]:
+def rows(asked: Steps, cell: Cell, times: Mapping[tuple[str, str], Times], sizes: Mapping[str, int]) -> list[StepRow]:
     """One row per contender from the times by (contender, memory format)."""
     names = list(dict.fromkeys(name for name, _ in times))
     ranked = {n: sorted((t.median, fmt) for (own, fmt), t in times.items() if own == n) for n in names}

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import tyro
 
 from dctps.checkpoint import CheckpointError
+from dctps.cli.bench import bench
 from dctps.cli.data import data_get
 from dctps.cli.demo import demo
 from dctps.cli.inspect import inspect
@@ -36,6 +37,7 @@ COMMANDS: dict[str, Command] = {
     "demo": _from(demo, "demo"),
     "train": train,
     "data": _data,
+    "bench": bench,
     "inspect": _from(inspect, "inspect"),
 }
 

@@ -37,7 +37,8 @@ def offset_plan(offset: PatchOffset, geometry: Geometry, dtype: torch.dtype) -> 
     """The native form of an offset, shared between layers of one shape; None where there is no fast one."""
     if not has_plan(offset, geometry):
         return None
-    return _plans.get((offset, dtype), lambda: _make(offset, dtype)).own
+    steps = geometry.stride, geometry.dilation
+    return _plans.get((offset, dtype, steps), lambda: _make(offset, geometry, dtype)).own
 
 
 def has_plan(offset: PatchOffset, geometry: Geometry) -> bool:
@@ -60,7 +61,7 @@ def _is_smooth(length: int) -> bool:
     return length == 1
 
 
-def _make(offset: PatchOffset, dtype: torch.dtype) -> Plan:
+def _make(offset: PatchOffset, geometry: Geometry, dtype: torch.dtype) -> Plan:
     stage = _stage(offset, dtype)
     single = offset.channel_slots[:1]  # the taps do not depend on the channels
     _, right = offset.transform.split(offset.rows, single, offset.tap_slots, offset.length)
@@ -70,7 +71,8 @@ def _make(offset: PatchOffset, dtype: torch.dtype) -> Plan:
     source = np.arange(weights.shape[0] * weights.shape[1], dtype=np.int32) if stage.source is None else stage.source
     make = native.Offset32 if dtype == torch.float32 else native.Offset64
     own = make(*weights.shape, source, weights.numpy())
-    getattr(own, stage.kind)(*stage.arguments)
+    arguments = (*stage.arguments, geometry.pack()) if stage.kind == "product" else stage.arguments
+    getattr(own, stage.kind)(*arguments)
     tables = sum(argument.nbytes for argument in stage.arguments if isinstance(argument, np.ndarray))
     return Plan(own, tables + weights.nbytes)
 

@@ -25,7 +25,7 @@ struct Buffers {  // rows of the packed grid, `ld` apart; pointers are to the fi
     const Frame& f = call.frame;
     const long inputs = call.layer.channels() * call.layer.phases;
     const Offset<T>* o = call.offset;
-    const bool depthwise = o && call.layer.taps > 1;
+    const bool depthwise = o && call.layer.taps > 1 && !o->gathers;
     const long planes = o && o->kind == Kind::product ? PLANES : (o ? o->planes : 0);
     y = take(scratch, f, call.layer.filters);
     x = take(scratch, f, !backward || call.needs_values || call.needs_alpha ? inputs : 0);
@@ -111,18 +111,18 @@ void offset_forward(const Call<T>& call, const Buffers<T>& b, long pixels) {
   const T* source = b.x;
   if (o.thin) {
     for (long f = 0; f < phases; f++)
-      product(o.first, 0, o.rank, b.x + f * ld, phases * ld, b.thin + f * ld, phases * ld, seen, false);
+      product(o.first, 0, o.rank, b.x + f * ld, call.steps, b.thin + f * ld, phases * ld, seen);
     source = b.thin;
   }
-  if (!depthwise) {  // the second factor holds no alpha: it is applied with the sparse part
-    product(o.second, 0, o.planes, source, ld, b.y, ld, pixels, false);
+  if (o.gathers || !depthwise) {  // these factors hold no alpha: it is applied with the sparse part
+    product(o.gathers ? o.gather : o.second, 0, filters, source, o.gathers ? call.gathered : call.steps, b.y, ld, pixels);
     return;
   }
   const long terms = o.planes / filters;
   for (long k = 0; k < filters; k += PLANES / terms) {
     const long last = k + PLANES / terms < filters ? k + PLANES / terms : filters;
     for (long f = 0; f < phases; f++)
-      product(o.second, k * terms, last * terms, source + f * ld, phases * ld, b.planes + f * ld, phases * ld, seen, false);
+      product(o.second, k * terms, last * terms, source + f * ld, call.steps, b.planes + f * ld, phases * ld, seen);
     // the list numbers all planes; this block's begin at b.planes
     combine(call.taps, k, last, b.planes - k * terms * phases * ld, T(0), b.y + k * ld, ld, pixels);
   }
@@ -140,7 +140,10 @@ void offset_adjoint(const Call<T>& call, const Buffers<T>& b, long pixels) {
     return;
   }
   T* target = o.thin ? b.thin : b.back;
-  for (long k = 0; k < o.planes; k += PLANES) {
+  if (o.gathers)
+    for (long f = 0; f < phases; f++)
+      product(o.gather_adjoint[f], 0, o.rank, b.y, call.gathered_adjoint[f], target + f * ld, phases * ld, pixels);
+  for (long k = 0; !o.gathers && k < o.planes; k += PLANES) {
     const long count = o.planes - k < PLANES ? o.planes - k : PLANES;
     const T* planes = b.y + k * ld;
     if (depthwise) {
@@ -149,12 +152,13 @@ void offset_adjoint(const Call<T>& call, const Buffers<T>& b, long pixels) {
     }
     const long padded = (o.rank + ROWS - 1) / ROWS * ROWS;
     const Matrix<T> block = {o.second_adjoint + k * padded, o.rank, count};
+    auto run = k ? product<T, true> : product<T, false>;
     for (long f = 0; f < phases; f++)
-      product(block, 0, o.rank, planes + f * ld, phases * ld, target + f * ld, phases * ld, pixels, k > 0);
+      run(block, 0, o.rank, planes + f * ld, call.steps, target + f * ld, phases * ld, pixels);
   }
   if (o.thin)
     for (long f = 0; f < phases; f++)
-      product(o.first_adjoint, 0, o.inputs, b.thin + f * ld, phases * ld, b.back + f * ld, phases * ld, pixels, false);
+      product(o.first_adjoint, 0, o.inputs, b.thin + f * ld, call.steps, b.back + f * ld, phases * ld, pixels);
 }
 
 template <class T>
@@ -170,7 +174,8 @@ void forward(const Call<T>& call, const Chunk& chunk, T* scratch) {
   T keep = 0;
   if (call.offset) {
     offset_forward(call, b, pixels);
-    keep = call.offset->kind == Kind::product && call.layer.taps == 1 ? call.alpha : T(1);
+    const bool scaled = call.offset->kind != Kind::product || (call.layer.taps > 1 && !call.offset->gathers);
+    keep = scaled ? T(1) : call.alpha;
   }
   combine(call.sparse, 0, filters, b.x, keep, b.y, ld, pixels);
   locate(call.layer, chunk, output_side(call.layer), call.out, chunk.low, chunk.high, b.map);

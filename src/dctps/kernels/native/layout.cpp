@@ -117,7 +117,7 @@ Chunks::Chunks(const Layer& layer, bool backward, long pixel_bytes, long budget,
   frame.margin = round_up(frame.reach, ALIGN);
   const long longest = frame.images * frame.rows * frame.row_pixels;
   // room for the last tile of vectors; an odd number of cache lines, so that rows do not fall on one another in the cache
-  frame.ld = round_up(frame.margin + longest + frame.reach + 4 * ALIGN, ALIGN);
+  frame.ld = round_up(frame.margin + longest + frame.reach + 6 * ALIGN, ALIGN);
   if (frame.ld / ALIGN % 2 == 0) frame.ld += ALIGN;
 }
 

@@ -25,6 +25,8 @@ static Table table(const Floats& a) {
   return {a.data(), long(a.shape(0)), long(a.shape(1))};
 }
 
+constexpr size_t LARGE = 16 << 20;  // bytes of a tensor that is written past the caches
+
 template <class T>
 static const T* vector(const std::optional<Array>& array, long size, const char* name) {
   if (!array) return nullptr;
@@ -42,8 +44,11 @@ static View<T> view(const Array& array, const Numbers& shape, const char* name) 
   for (size_t i = 0; fits && i < shape.size(); i++) fits = long(array.shape(i)) == shape[i];
   if (!fits) throw std::invalid_argument(std::string(name) + ": another shape or type than the layer and its input say");
   const int axes = int(shape.size()) - 2;
-  View<T> out{static_cast<T*>(array.data()), array.stride(0), array.stride(1), {0, 0, 0}};
+  View<T> out{static_cast<T*>(array.data()), array.stride(0), array.stride(1), {0, 0, 0}, false};
   for (int a = 0; a < axes; a++) out.axis[axes == 2 && a == 0 ? 0 : AXES - axes + a] = array.stride(2 + a);
+  constexpr int64_t line = 64 / sizeof(T);
+  out.large = array.size() * sizeof(T) > LARGE && out.batch % line == 0 && reinterpret_cast<uintptr_t>(out.data) % 64 == 0;
+  for (int64_t stride : out.axis) out.large = out.large && stride % line == 0;
   return out;
 }
 
@@ -62,7 +67,8 @@ static void check(const Layout& layout, const OwnedOffset<T>* offset, const Spar
     throw std::invalid_argument("the sparse part belongs to another layer");
   if (offset && (offset->filters != a.filters || offset->taps != a.taps || offset->plan.kind == Kind::none ||
                  offset->plan.inputs != a.group_channels || a.groups != 1 ||
-                 (a.taps == 1 && offset->plan.planes != a.filters)))
+                 (a.taps == 1 && offset->plan.planes != a.filters) ||
+                 (offset->plan.kind == Kind::product && offset->phases != a.tap_phase)))
     throw std::invalid_argument("the offset belongs to another layer");
   if (threads < 1) throw std::invalid_argument("at least one thread");
 }
@@ -118,9 +124,12 @@ static void bind(nb::module_& m, const char* name) {
              new (self) Own(filters, terms, taps, indices(source), floats(weights));
            })
       .def("product",
-           [](Own& self, const std::optional<Floats>& first, const Floats& second) {
-             self.product(first ? std::optional<Table>(table(*first)) : std::nullopt, table(second));
-           }, "first"_a.none(), "second"_a)
+           [](Own& self, const std::optional<Floats>& first, const Floats& second, const Numbers& geometry) {
+             const Taps taps(geometry);
+             self.product(first ? std::optional<Table>(table(*first)) : std::nullopt, table(second), taps.tap_phase,
+                          taps.taps > 1 ? taps.phases : 1);
+             self.phases = taps.tap_phase;
+           }, "first"_a.none(), "second"_a, "geometry"_a)
       .def("fourier",
            [](Own& self, long length, const Indices& place, const Floats& signs, const Indices& frequency,
               const Floats& real, const Floats& imaginary) {

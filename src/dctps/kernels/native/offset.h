@@ -22,6 +22,7 @@ struct OwnedOffset {
   long filters, terms, taps;
   std::vector<int32_t> source;  // (filters, terms): which plane
   std::vector<T> weights;       // (filters, terms, taps): the depthwise stage
+  std::vector<int32_t> phases;  // (taps): of the convolution that a product was made for
 
   OwnedOffset(long filters, long terms, long taps, std::vector<int32_t> source, const std::vector<double>& weights)
       : filters(filters), terms(terms), taps(taps), source(std::move(source)), weights(weights.begin(), weights.end()) {
@@ -31,8 +32,10 @@ struct OwnedOffset {
   }
   OwnedOffset(const OwnedOffset&) = delete;
 
-  // Pointwise stage second * first, or second alone.
-  void product(const std::optional<Table>& first, const Table& second) {
+  // Pointwise stage second * first, or second alone. For strided convolutions (`tap_phase` says which kernel position
+  // reads which of `phases`) second and the taps become one matrix.
+  void product(const std::optional<Table>& first, const Table& second, const std::vector<int32_t>& tap_phase,
+               long phases) {
     plan.kind = Kind::product, plan.thin = first.has_value();
     plan.planes = second.rows, plan.rank = second.columns;
     plan.inputs = first ? first->columns : second.columns;
@@ -43,6 +46,7 @@ struct OwnedOffset {
       plan.first = packed(*first, false, 0, first->columns);
       plan.first_adjoint = packed(*first, true, 0, first->rows);
     }
+    if (phases > 1) return gather(second, tap_phase, phases);
     plan.second = packed(second, false, 0, second.columns);
     blocks.reserve(padded(plan.rank) * plan.planes);
     for (long k = 0; k < plan.planes; k += PLANES)
@@ -81,9 +85,33 @@ struct OwnedOffset {
   }
 
  private:
+  std::vector<Matrix<T>> gathered;
   std::vector<std::vector<T>> numbers;
   std::vector<std::vector<int32_t>> indices;
   std::vector<T> blocks;
+
+  // gather[k, (t, j)] = sum_r second[(k, r), j] weights[k, r, t]
+  void gather(const Table& second, const std::vector<int32_t>& tap_phase, long phases) {
+    if (long(tap_phase.size()) != taps) throw std::invalid_argument("a phase for each kernel position is needed");
+    const long rank = plan.rank;
+    std::vector<double> whole(filters * taps * rank), back;
+    for (long k = 0; k < filters; k++)
+      for (long r = k * terms; r < (k + 1) * terms; r++)
+        for (long t = 0; t < taps; t++)
+          for (long j = 0; j < rank; j++)
+            whole[(k * taps + t) * rank + j] += second.data[r * rank + j] * double(weights[r * taps + t]);
+    plan.gathers = true;
+    plan.gather = packed({whole.data(), filters, taps * rank}, false, 0, taps * rank);
+    for (long f = 0; f < phases; f++) {
+      back.clear();
+      for (long t = 0; t < taps; t++)
+        for (long k = 0; tap_phase[t] == f && k < filters; k++)
+          for (long j = 0; j < rank; j++) back.push_back(whole[(k * taps + t) * rank + j]);
+      const long rows = long(back.size()) / rank;
+      gathered.push_back(packed({back.data(), rows, rank}, true, 0, rows));
+    }
+    plan.gather_adjoint = gathered.data();
+  }
 
   static long padded(long rows) { return (rows + ROWS - 1) / ROWS * ROWS; }
 

@@ -117,29 +117,52 @@ inline void transpose(Vec<T>* rows) {
   }
 }
 
+// Blocks of neighbouring channels lie in one cache line of the tensor, so they are the inner loop.
 template <class T>
-void pack_block(const Map& map, const T* data, T* grid, long ld) {  // W channels
+void pack_blocks(const Map& map, const T* data, long channels, T* grid, long ld) {
   constexpr long W = WIDTH<T>;
-  for (long p = 0; p < map.pixels; p += W) {
-    Vec<T> rows[W];
-    for (long j = 0; j < W; j++) {
-      const int64_t source = p + j < map.pixels ? map.source[p + j] : -1;
-      rows[j] = source < 0 ? Vec<T>{} : load(data + source);
+  for (long p = 0; p < map.pixels; p += 2 * W)
+    for (long c = 0; c + W <= channels; c += W)
+      for (long half = p; half < p + 2 * W; half += W) {
+        Vec<T> rows[W];
+        for (long j = 0; j < W; j++) {
+          const int64_t source = half + j < map.pixels ? map.source[half + j] : -1;
+          rows[j] = source < 0 ? Vec<T>{} : load(data + source + c);
+        }
+        transpose<T>(rows);
+        for (long b = 0; b < W; b++) store(grid + (c + b) * ld + half, rows[b]);
+      }
+}
+
+// N blocks of channels side by side: two fill a cache line, which a stream must write as a whole.
+template <class T, int N, bool STREAM>
+inline void unpack_line(const Map& map, long p, const T* grid, long ld, const T* bias, T* data) {
+  constexpr long W = WIDTH<T>;
+  Vec<T> rows[N][W], add[N];
+  for (int n = 0; n < N; n++) {
+    for (long b = 0; b < W; b++) rows[n][b] = load(grid + (n * W + b) * ld + p);
+    transpose<T>(rows[n]);
+    add[n] = bias ? load(bias + n * W) : Vec<T>{};
+  }
+  for (long j = 0; j < W && p + j < map.pixels; j++) {
+    if (map.source[p + j] < 0) continue;
+    for (int n = 0; n < N; n++) {
+      T* to = data + map.source[p + j] + n * W;
+      if (STREAM) stream<T>(to, rows[n][j] + add[n]);
+      else store<T>(to, rows[n][j] + add[n]);
     }
-    transpose<T>(rows);
-    for (long c = 0; c < W; c++) store(grid + c * ld + p, rows[c]);
   }
 }
 
-template <class T>
-void unpack_block(const Map& map, const T* grid, long ld, const T* bias, T* data) {
+template <class T, bool STREAM>
+void unpack_blocks(const Map& map, const T* grid, long ld, long channels, const T* bias, T* data) {
   constexpr long W = WIDTH<T>;
   for (long p = 0; p < map.pixels; p += W) {
-    Vec<T> rows[W];
-    for (long c = 0; c < W; c++) rows[c] = bias ? load(grid + c * ld + p) + bias[c] : load(grid + c * ld + p);
-    transpose<T>(rows);
-    for (long j = 0; j < W && p + j < map.pixels; j++)
-      if (map.source[p + j] >= 0) store(data + map.source[p + j], rows[j]);
+    long c = 0;
+    for (; c + 2 * W <= channels; c += 2 * W)
+      unpack_line<T, 2, STREAM>(map, p, grid + c * ld, ld, bias ? bias + c : nullptr, data + c);
+    for (; c + W <= channels; c += W)
+      unpack_line<T, 1, STREAM>(map, p, grid + c * ld, ld, bias ? bias + c : nullptr, data + c);
   }
 }
 
@@ -149,8 +172,7 @@ void unpack_block(const Map& map, const T* grid, long ld, const T* bias, T* data
 template <class T>
 void pack(const Map& map, const View<const T>& view, long channels, T* grid, long ld) {
   long c = 0;
-  if (view.channel == 1)
-    for (; c + WIDTH<T> <= channels; c += WIDTH<T>) pack_block(map, view.data + c, grid + c * ld, ld);
+  if (view.channel == 1) pack_blocks(map, view.data, channels, grid, ld), c = channels / WIDTH<T> * WIDTH<T>;
   if (c == channels) return;
   const long runs = find_runs(map);
   for (; c < channels; c++) {
@@ -173,9 +195,10 @@ void pack(const Map& map, const View<const T>& view, long channels, T* grid, lon
 template <class T>
 void unpack(const Map& map, const T* grid, long ld, long channels, const T* bias, const View<T>& view) {
   long c = 0;
-  if (view.channel == 1)
-    for (; c + WIDTH<T> <= channels; c += WIDTH<T>)
-      unpack_block(map, grid + c * ld, ld, bias ? bias + c : nullptr, view.data + c);
+  if (view.channel == 1) {
+    (view.large ? unpack_blocks<T, true> : unpack_blocks<T, false>)(map, grid, ld, channels, bias, view.data);
+    c = channels / WIDTH<T> * WIDTH<T>;
+  }
   if (c == channels) return;
   const long runs = find_runs(map);
   for (; c < channels; c++) {

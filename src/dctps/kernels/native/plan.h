@@ -54,6 +54,7 @@ template <class T>
 struct View {  // a tensor (batch, channels, 3 axes) of any strides, in elements
   T* data;
   int64_t batch, channel, axis[AXES];
+  bool large;  // much larger than the caches, and every pixel's channels aligned to a vector
 };
 
 template <class T>
@@ -98,6 +99,11 @@ struct Offset {
   Matrix<T> first, first_adjoint, second;
   const T* second_adjoint;  // blocks of PLANES columns, each packed as a Matrix
   long rank;                // rows of `first`, or inputs
+  // Strided convolutions have fewer outputs than inputs, so both stages in one product cost less than the planes:
+  // y = gather * (first x, as each kernel position sees it), columns ordered (kernel position, rank).
+  bool gathers;
+  Matrix<T> gather;
+  const Matrix<T>* gather_adjoint;  // (phases), columns ordered (kernel position of the phase, filter)
   Fourier<T> fourier;
   long length;             // hadamard
   const int32_t* row;      // (planes), hadamard
@@ -112,6 +118,9 @@ struct Call {
   T alpha;
   Rows<T> taps, taps_adjoint;      // the depthwise stage; empty where there is one kernel position
   Rows<T> sparse, sparse_adjoint;  // S by (filter) and by (channel, phase)
+  const int32_t* steps;            // rows of a phase: 0, 1, 2, ... times phases * ld; of one phase alone: * ld
+  const int32_t* gathered;         // rows that `gather` reads
+  const int32_t* const* gathered_adjoint;
   View<const T> x, y;              // what is read (y: the gradient of the output)
   View<T> out;                     // what is written
   const T* bias;                   // or null

@@ -6,26 +6,33 @@
 
 namespace dctps::DCTPS_ISA {
 
-constexpr int TILE = 4;  // vectors of a row that stay in registers while its entries are added
+constexpr int TILE = 6;  // vectors of a row that stay in registers while its entries are added
+
+template <class T, int N>
+inline void combine_tile(const Entry<T>* entry, const Entry<T>* end, const T* source, T keep, T* row) {
+  Vec<T> sums[N];
+  for (int j = 0; j < N; j++) sums[j] = keep == T(0) ? Vec<T>{} : keep * load(row + j * WIDTH<T>);
+  for (; entry != end; entry++) {
+    const T* shifted = source + entry->offset;
+    const Vec<T> weight = splat(entry->weight);
+    for (int j = 0; j < N; j++) sums[j] += weight * load(shifted + j * WIDTH<T>);
+  }
+  for (int j = 0; j < N; j++) store(row + j * WIDTH<T>, sums[j]);
+}
 
 // out[i] = keep * out[i] + sum of weight * source[offset ...], for rows `from` to `to` of the list.
-// Pixels are the outer loop: the tile of all source rows stays in the first cache.
 template <class T>
 void combine(const Rows<T>& list, long from, long to, const T* source, T keep, T* out, long ld, long pixels) {
-  for (long p = 0; p < pixels; p += TILE * WIDTH<T>)
-    for (long i = from; i < to; i++) {
-      const Entry<T>*entry = list.entries + list.start[i], *end = list.entries + list.start[i + 1];
-      if (entry == end && keep == T(1)) continue;
-      T* row = out + (i - from) * ld + p;
-      Vec<T> sums[TILE];
-      for (int j = 0; j < TILE; j++) sums[j] = keep == T(0) ? Vec<T>{} : keep * load(row + j * WIDTH<T>);
-      for (; entry != end; entry++) {
-        const T* shifted = source + entry->offset + p;
-        const Vec<T> weight = splat(entry->weight);
-        for (int j = 0; j < TILE; j++) sums[j] += weight * load(shifted + j * WIDTH<T>);
-      }
-      for (int j = 0; j < TILE; j++) store(row + j * WIDTH<T>, sums[j]);
-    }
+  constexpr long W = WIDTH<T>;
+  for (long i = from; i < to; i++) {
+    const Entry<T>*entry = list.entries + list.start[i], *end = list.entries + list.start[i + 1];
+    if (entry == end && keep == T(1)) continue;
+    T* row = out + (i - from) * ld;
+    long p = 0;
+    for (; p + (TILE - 1) * W < pixels; p += TILE * W) combine_tile<T, TILE>(entry, end, source + p, keep, row + p);
+    for (; p + W < pixels; p += 2 * W) combine_tile<T, 2>(entry, end, source + p, keep, row + p);
+    for (; p < pixels; p += W) combine_tile<T, 1>(entry, end, source + p, keep, row + p);
+  }
 }
 
 template <class T, int COUNT>

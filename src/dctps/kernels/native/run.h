@@ -21,6 +21,9 @@ template <class T>
 struct Lists {  // the multiply-adds of a call as rows of (offset, weight)
   std::vector<int32_t> starts[4];
   std::vector<Entry<T>> entries[4];
+  std::vector<int32_t> steps, gathered;
+  std::vector<std::vector<int32_t>> gathered_adjoint;
+  std::vector<const int32_t*> gathered_pointers;
 
   Rows<T> rows(int i) const { return {starts[i].data(), entries[i].data(), long(starts[i].size()) - 1}; }
 
@@ -43,6 +46,24 @@ struct Lists {  // the multiply-adds of a call as rows of (offset, weight)
         entries[1][next[row(i, t)]++] = {int32_t(i / o.terms * ld - l.tap_shift[t]), weight};
       }
     call.taps = rows(0), call.taps_adjoint = rows(1);
+  }
+
+  // Where the rows of matrix products begin.
+  void products(Call<T>& call, const Offset<T>& o) {
+    const Layer& l = call.layer;
+    const long ld = call.frame.ld, most = std::max({o.inputs, o.rank, long(PLANES)});
+    for (long k = 0; k < most; k++) steps.push_back(int32_t(k * l.phases * ld));
+    call.steps = steps.data();
+    if (!o.gathers) return;
+    gathered_adjoint.resize(l.phases);
+    for (long t = 0; t < l.taps; t++) {
+      for (long j = 0; j < o.rank; j++)
+        gathered.push_back(int32_t((j * l.phases + l.tap_phase[t]) * ld + l.tap_shift[t]));
+      for (long k = 0; k < l.filters; k++)
+        gathered_adjoint[l.tap_phase[t]].push_back(int32_t(k * ld - l.tap_shift[t]));
+    }
+    for (const auto& rows : gathered_adjoint) gathered_pointers.push_back(rows.data());
+    call.gathered = gathered.data(), call.gathered_adjoint = gathered_pointers.data();
   }
 
   void sparse(Call<T>& call, const Sparse& s, const T* values, bool backward) {
@@ -79,7 +100,8 @@ struct Job {
     if (widest > INT32_MAX / call.frame.ld) throw std::invalid_argument("a layer too large for its chunk");
     if (offset) {
       call.offset = &offset->plan;
-      if (call.layer.taps > 1) lists.depthwise(call, *offset);
+      if (offset->plan.kind == Kind::product) lists.products(call, offset->plan);
+      if (call.layer.taps > 1 && !offset->plan.gathers) lists.depthwise(call, *offset);
     }
     lists.sparse(call, sparse, values, backward);
   }

@@ -4,6 +4,9 @@
 #pragma once
 
 #include <cstdint>
+#if defined(__AVX__)
+#include <immintrin.h>
+#endif
 
 namespace dctps::DCTPS_ISA {
 
@@ -37,6 +40,18 @@ inline Vec<T> load(const T* from) {
 template <class T>
 inline void store(T* to, Vec<T> v) {
   __builtin_memcpy(to, &v, VECTOR);
+}
+
+// Past the caches, for results much larger than they are; `to` must be aligned to a vector.
+template <class T>
+inline void stream(T* to, Vec<T> v) {
+#if defined(__AVX512F__)
+  _mm512_stream_si512(reinterpret_cast<__m512i*>(to), reinterpret_cast<__m512i>(v));
+#elif defined(__AVX__)
+  _mm256_stream_si256(reinterpret_cast<__m256i*>(to), reinterpret_cast<__m256i>(v));
+#else
+  store(to, v);
+#endif
 }
 
 template <class T>
