@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from dctps.bench.networks import NONE
 from dctps.bench.scaling import ScalingRow
 from dctps.bench.steps import StepRow
 from dctps.report import percent
@@ -82,8 +83,9 @@ def _curves(axes: Any, rows: Sequence[ScalingRow]) -> None:
         axes.set_visible(False)
         return
     sweep = rows[0].sweep
-    for contender, colour, marker, guide in (("dense", BLACK, "s", "guide m n"), ("ours", BLUE, "o", OUR_GUIDE)):
-        own = [row for row in rows if row.contender == contender]
+    our_guide = "guide nnz" if rows[0].offset == NONE else "guide q log q + nnz"
+    for contender, colour, marker, guide in (("dense", BLACK, "s", "guide m n"), ("ours", BLUE, "o", our_guide)):
+        own = sorted((row for row in rows if row.contender == contender), key=lambda row: (row.size, row.density))
         if not own:
             continue
         x = [row.size if sweep == "size" else row.density for row in own]
@@ -94,9 +96,6 @@ def _curves(axes: Any, rows: Sequence[ScalingRow]) -> None:
         axes.plot(x, heights, color=GREY if contender == "dense" else RED, linestyle=":", label=guide)
     _describe(axes, rows[0])
     _plain_ticks(axes, sorted({row.size if sweep == "size" else row.density for row in rows}))
-
-
-OUR_GUIDE = "guide q log q + nnz"
 
 
 def _describe(axes: Any, row: ScalingRow) -> None:

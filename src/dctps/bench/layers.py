@@ -98,6 +98,10 @@ class LayerRow:
     ratio_to_dense: float  # above 1: faster
     memory_bytes: int  # of weight, positions, gradient and Adam's moments, without bias and alpha
 
+    @property
+    def cell(self) -> str:
+        return f"{self.layer} {self.weight_shape}"
+
 
 def find_cases(asked: Layers) -> list[Case]:
     """The distinct cases of a network, by one batch through it."""

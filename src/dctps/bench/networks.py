@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from dctps import models
 from dctps.allocation import check_density
 from dctps.models import MODELS
-from dctps.offsets import TransformOffset
+from dctps.offsets import OFFSETS, TransformOffset
 
 NONE = "none"  # the name of no offset
 
@@ -21,10 +21,10 @@ def offset_of(name: str) -> str | None:
     """The offset that `sparsify` takes; "none" is classical pruning."""
     if name == NONE:
         return None
-    try:
-        TransformOffset.parse(name)
-    except ValueError as error:
-        raise ValueError(f"{error}, {NONE}, transform/order/signs/rows/seed") from error
+    if name not in OFFSETS and "/" not in name:
+        known = ", ".join([*OFFSETS, NONE])
+        raise ValueError(f"unknown offset {name!r}; choose one of: {known}, or say transform/order/signs/rows/seed")
+    TransformOffset.parse(name)
     return name
 
 

@@ -17,6 +17,7 @@ from dctps.bench import networks
 from dctps.bench.calls import there_and_back
 from dctps.bench.stopwatch import check_counts, interleaved
 from dctps.layers import DpsConv2d, DpsLinear
+from dctps.report import percent
 
 WARMUP = 2
 KERNEL = 3
@@ -104,6 +105,10 @@ class ScalingRow:
     min_ms: float
     ratio_to_dense: float | None  # above 1: faster; None where the dense layer is left out
     multiply_adds: float  # of one product: m n, or the paper's q log2 q + nnz
+
+    @property
+    def cell(self) -> str:
+        return f"{self.layer} {self.size}, {percent(self.density)}"
 
 
 def measure(asked: Scaling, tick: Callable[[], object] = lambda: None) -> Iterator[list[ScalingRow]]:

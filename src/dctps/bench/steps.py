@@ -14,6 +14,7 @@ from dctps.bench.calls import Call, inference, training_step
 from dctps.bench.contenders import FORMATS, Contender, contenders
 from dctps.bench.footprint import memory
 from dctps.bench.stopwatch import Times, check_counts, interleaved
+from dctps.report import percent
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,6 +86,10 @@ class StepRow:
     ratio_to_published: float
     memory_bytes: int | None  # of weights, gradients and Adam's moments
 
+    @property
+    def cell(self) -> str:
+        return f"{self.model}, {percent(self.density)}, {self.offset}"
+
 
 def measure(asked: Steps, tick: Callable[[], object] = lambda: None) -> Iterator[list[StepRow]]:
     """The rows of each cell, as soon as they are known; the networks of one cell only are alive at a time."""
@@ -95,9 +100,8 @@ def measure(asked: Steps, tick: Callable[[], object] = lambda: None) -> Iterator
 
 
 def _measure_cell(asked: Steps, cell: Cell, tick: Callable[[], object]) -> list[StepRow]:
-    dense = networks.build(cell.model, asked.input_shape, asked.classes)
-    shape = (asked.batch, *asked.input_shape)
-    made = contenders(dense, cell.density, networks.offset_of(cell.offset), shape)
+    shape, offset = (asked.batch, *asked.input_shape), networks.offset_of(cell.offset)
+    made = contenders(networks.build(cell.model, asked.input_shape, asked.classes), cell.density, offset, shape)
     x, target = torch.randn(shape), torch.randint(asked.classes, (asked.batch,))
     runs = {(one.name, one.memory_format): _call(asked, one, x, target) for one in made}
     times = interleaved(runs, asked.steps, asked.warmup, tick)

@@ -15,8 +15,12 @@ def layer_table(rows: Sequence[LayerRow]) -> Table:
     """One line per case: torch's layer, our ways, which of them `auto` takes, and the bytes of the weights."""
     ways = list(dict.fromkeys(row.contender for row in rows))  # every case has a row for each
     cases = [rows[start : start + len(ways)] for start in range(0, len(rows), len(ways))]
-    right = ["nnz", *(f"{way} ms" for way in ways), "auto", "auto ms", "ratio", "bytes dense / ours"]
+    right = ["nnz", *(way.replace("/", "\n") for way in ways), "auto", "its ms", "ratio", "bytes dense / ours"]
     table = _table(["layer", "weight", "input"], right)
+    first = rows[0]
+    table.title = (
+        f"{first.model}, {percent(first.density)}, {first.offset}, batch {first.batch}, {first.mode}: medians, ms"
+    )
     for case in cases:
         first, chosen = case[0], next(row for row in case if row.chosen)
         name = f"{first.layer or '(itself)'}{f'  x{first.count}' if first.count > 1 else ''}"

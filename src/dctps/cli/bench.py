@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import torch
 import tyro
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from dctps import kernels
@@ -22,7 +22,7 @@ from dctps.guards import flushed_denormals
 from dctps.memory import keep_memory
 from dctps.registry import lookup
 
-WIDE = 160  # columns of a table that is not on a terminal
+WIDE = 200  # columns of a table that is not on a terminal
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,10 +156,20 @@ def _collect(console: Console, sheet: Sheet, rounds: int, measure: Measure) -> l
             for group in measure(lambda: progress.advance(task)):
                 sheet.add(group)
                 rows += group
+                _tell(console, progress, task, group)
         except KeyboardInterrupt:
             _say(console, f"stopped; what was measured is in {sheet.path}" if rows else "stopped")
             raise
     return rows
+
+
+def _tell(console: Console, progress: Progress, task: TaskID, group: list[Any]) -> None:
+    """What was measured last: beside the bar on a terminal, as a line elsewhere."""
+    text = ", ".join(f"{row.contender} {tables.milliseconds(row.median_ms)}" for row in group)
+    if console.is_terminal:
+        progress.update(task, description=group[0].cell)
+    else:
+        _say(console, f"{group[0].cell}: {text} ms")
 
 
 def _finish(console: Console, sheet: Sheet, table: Table, draw: Callable[[Path], None] | None = None) -> None:

@@ -197,6 +197,7 @@ void unpack(const Map& map, const T* grid, long ld, long channels, const T* bias
   long c = 0;
   if (view.channel == 1) {
     (view.large ? unpack_blocks<T, true> : unpack_blocks<T, false>)(map, grid, ld, channels, bias, view.data);
+    if (view.large) end_of_stream();
     c = channels / WIDTH<T> * WIDTH<T>;
   }
   if (c == channels) return;

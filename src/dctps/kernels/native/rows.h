@@ -30,8 +30,8 @@ void combine(const Rows<T>& list, long from, long to, const T* source, T keep, T
     T* row = out + (i - from) * ld;
     long p = 0;
     for (; p + (TILE - 1) * W < pixels; p += TILE * W) combine_tile<T, TILE>(entry, end, source + p, keep, row + p);
-    for (; p + W < pixels; p += 2 * W) combine_tile<T, 2>(entry, end, source + p, keep, row + p);
-    for (; p < pixels; p += W) combine_tile<T, 1>(entry, end, source + p, keep, row + p);
+    // in pairs of vectors, as the transforms take them: what they read must be numbers
+    for (; p < pixels; p += 2 * W) combine_tile<T, 2>(entry, end, source + p, keep, row + p);
   }
 }
 

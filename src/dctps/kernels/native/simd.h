@@ -54,6 +54,12 @@ inline void stream(T* to, Vec<T> v) {
 #endif
 }
 
+inline void end_of_stream() {  // before another thread may read what was streamed
+#if defined(__AVX__)
+  _mm_sfence();
+#endif
+}
+
 template <class T>
 inline Vec<T> splat(T value) {
   return value - Vec<T>{};
