@@ -452,7 +452,7 @@ def test_sparseprop_is_absent_or_whole(monkeypatch):
         ("layers --input-shape 3 0 8", "--input-shape must be at least 1, not 0"),
         ("layers --channels-last --input-shape 3 8", "channels x height x width"),
         ("layers --model lenet --input-shape 3 8 8", "lenet does not take inputs of 3 x 8 x 8"),
-        ("layers --model lenet --density 1e-9", "less than one"),
+        ("layers --density 1e-9", "less than one"),
         ("layers --model no_such_module:f", "cannot build 'no_such_module:f' (No module named"),
         ("layers --model test_bench:no_such_function", "has no attribute"),
         ("layers --model test_bench:not_a_network", "returned a int, not an nn.Module"),

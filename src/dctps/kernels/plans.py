@@ -21,7 +21,7 @@ from dctps.kernels import native
 from dctps.offsets import PatchOffset
 
 LARGEST_RADIX = 31  # of the native transform; other lengths go to the libraries
-SMALL = 1 << 10  # entries of an offset that a product serves better than a transform
+SMALL = 1 << 11  # entries of an offset that a product serves better than a transform
 _plans = Cache(limit=1 << 29)
 
 
