@@ -68,8 +68,18 @@ lint: $(VENV)/.dev  ## format and lint, without changing anything
 types: $(VENV)/.dev  ## mypy, strict
 	$(BIN)/mypy
 
-bench: $(VENV)/.dev  ## benchmarks; writes results/bench-*.csv
+STEPS := --steps 5 --warmup 1
+bench: $(VENV)/.dev  ## the tables of the README, about an hour with nothing else running; writes results/bench-*
+	$(BIN)/dctps bench step --models vgg19 --densities 1e-3 --offsets dct dct_signed hadamard/spatial/channel/lowest/0 none $(STEPS)
+	$(BIN)/dctps bench step --models vgg19 --densities 1e-2 --offsets dct $(STEPS)
+	$(BIN)/dctps bench step --models resnet18 mobilenetv2 resnet50 --densities 1e-3 --offsets dct $(STEPS)
+	$(BIN)/dctps bench step --models vgg19 resnet50 --densities 1e-3 --offsets dct --batch 32 --inference --steps 7
+	$(BIN)/dctps bench step --models vgg19 resnet18 --densities 1e-2 1e-3 1e-4 --offsets none --batch 32 $(STEPS)
+	$(BIN)/dctps bench step --models vgg19 resnet18 --densities 1e-2 1e-3 1e-4 --offsets none --batch 128 $(STEPS)
+	$(BIN)/dctps bench scaling
+	$(BIN)/dctps bench layers --model resnet50 --density 1e-3
 	$(BIN)/python benchmarks/linear_step.py
+	$(BIN)/python benchmarks/roofline.py
 	$(BIN)/python benchmarks/input_pipeline.py --step
 
 clean:  ## the environment and everything that tools leave behind

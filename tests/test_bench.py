@@ -275,7 +275,8 @@ def _missing():
     raise ImportError("no sparseprop here")
 
 
-def test_step_in_inference_without_a_figure(tmp_path, capsys):
+def test_step_in_inference_without_a_figure(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(sparseprop, "_utils", _missing)
     rows = run("step", tmp_path, "--inference", "--offset", "dct_signed", "--threads", "1", "--no-keep-memory")
     assert {row["mode"] for row in rows} == {"inference"}
     assert (rows[0]["threads"], rows[0]["keep_memory"]) == ("1", "False")

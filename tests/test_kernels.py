@@ -181,8 +181,23 @@ def test_options_stay_on_their_fast_stage():
     assert kind(square, order="channel", signs="channel", rows="random") == "spectrum"
     assert kind(square, transform="hadamard", signs="channel", rows="random") == "hadamard"
     assert kind((256, 64, 1, 1), signs="channel", rows="random") == "line"
-    first, second = plans._product(TransformOffset("dct").bind(square), torch.float32).arguments
-    assert first.shape[0] == second.shape[1] < 24  # the rank of 64 channels, of which the paper's rows use a ninth
+    first, second, _ = plans._product(TransformOffset("dct").bind(square), torch.float32).arguments
+    # the rank of 64 channels, of which the paper's rows use a ninth, in an even and an odd half
+    assert sum(factor.shape[0] for factor in first) == sum(factor.shape[1] for factor in second) < 24
+
+
+@given(
+    recipes.filter(lambda r: r.transform != "hadamard" and r.signs != "position"), st.integers(2, 9), st.integers(1, 30)
+)
+def test_folded_factors_are_the_offset(recipe, channels, filters):
+    offset = dataclasses.replace(recipe, signs="none").bind((filters, channels, 3))
+    even, odd, weights = plans.folded_factors(offset)
+    expected = offset.matrix(torch.float64).view(filters, channels, 3)
+    for c in range(channels):
+        near, sign = min(c, channels - 1 - c), 1 if c < channels / 2 else -1
+        sine = odd[:, near] if near < odd.shape[1] else 0 * odd[:, 0]
+        column = even[:, near, None] * weights[:, 0] + sign * sine[:, None] * weights[:, 1]
+        assert_close(torch.from_numpy(column), expected[:, c])
 
 
 ODD = {

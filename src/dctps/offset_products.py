@@ -179,7 +179,7 @@ def thin(matrix: Tensor, precision: float) -> list[Tensor]:
     one would take longer than many trainings.
     """
     generator = torch.Generator(device="cpu").manual_seed(0)
-    size = 32
+    size = 8
     while size * sum(matrix.shape) < matrix.numel():
         sketch = torch.randn(matrix.shape[1], size, dtype=matrix.dtype, generator=generator, device="cpu")
         basis = torch.linalg.qr(matrix @ sketch).Q

@@ -53,7 +53,8 @@ def _bars(axes: Any, place: int, rows: Sequence[StepRow]) -> None:
     for number, (label, factor, colour) in enumerate(bars):
         y = place - 0.4 + height * (number + 0.5)
         axes.barh(y, factor, height=0.9 * height, color=colour, label=label)
-        axes.text(factor, y, f" {factor:.2f}", va="center", fontsize=8, bbox={"color": "white", "pad": 0.5})
+        beside = {"xytext": (4, 0), "textcoords": "offset points", "va": "center", "fontsize": 8}
+        axes.annotate(f"{factor:.2f}", (factor, y), **beside, bbox={"color": "white", "pad": 0.5})
 
 
 # --- scaling --------------------------------------------------------------------------------------------------------

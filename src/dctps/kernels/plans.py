@@ -63,27 +63,30 @@ def _is_smooth(length: int) -> bool:
 
 def _make(offset: PatchOffset, geometry: Geometry, dtype: torch.dtype) -> Plan:
     stage = _stage(offset, dtype)
-    single = offset.channel_slots[:1]  # the taps do not depend on the channels
-    _, right = offset.transform.split(offset.rows, single, offset.tap_slots, offset.length)
-    if len(offset.tap_slots) == 1:
-        right = torch.ones(1, offset.shape[0], 1, dtype=torch.float64, device="cpu")
-    weights = right.transpose(0, 1).contiguous()  # (m, R, T)
+    weights = np.ascontiguousarray(stage.weights)  # (m, R, T)
     source = np.arange(weights.shape[0] * weights.shape[1], dtype=np.int32) if stage.source is None else stage.source
     make = native.Offset32 if dtype == torch.float32 else native.Offset64
-    own = make(*weights.shape, source, weights.numpy())
+    own = make(*weights.shape, source, weights)
     arguments = (*stage.arguments, geometry.pack()) if stage.kind == "product" else stage.arguments
     getattr(own, stage.kind)(*arguments)
-    tables = sum(argument.nbytes for argument in stage.arguments if isinstance(argument, np.ndarray))
-    return Plan(own, tables + weights.nbytes)
+    return Plan(own, weights.nbytes + _bytes(arguments))
+
+
+def _bytes(tables: Any) -> int:
+    """Of all arrays in nested lists."""
+    if isinstance(tables, list | tuple):
+        return sum(map(_bytes, tables))
+    return int(tables.nbytes) if isinstance(tables, np.ndarray) else 0
 
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-    """The pointwise stage: the name of a native constructor, its arguments, and which plane each (k, r) reads."""
+    """The pointwise stage: the name of a native constructor and its arguments; then the depthwise stage."""
 
     kind: str
     arguments: tuple[Any, ...]
-    source: np.ndarray | None = None
+    weights: np.ndarray  # (m, R, T)
+    source: np.ndarray | None = None  # (m R): which plane each filter's term reads; by default its own
 
 
 def stage_kind(offset: PatchOffset) -> str:
@@ -101,8 +104,8 @@ def operations(offset: PatchOffset) -> int:
     """Multiply-adds of the pointwise stage per pixel: n log n for the transforms, entries for the products."""
     kind = stage_kind(offset)
     if kind == "product":
-        own = offset_products.factors(offset, 1, torch.float32, torch.device("cpu"))
-        return sum(factor.numel() for factor in own.pointwise)
+        first, second, _ = _product(offset, torch.float32).arguments
+        return sum(factor.size for factor in (*first, *second) if factor is not None)
     wide = offset.transform.padded(len(offset.channel_slots))
     length = {"hadamard": wide, "line": offset.length, "spectrum": _period(offset)}[kind]
     return round(length * math.log2(max(2, length)))
@@ -116,12 +119,55 @@ def _stage(offset: PatchOffset, dtype: torch.dtype) -> Stage:
 
 def _product(offset: PatchOffset, dtype: torch.dtype) -> Stage:
     if len(offset.tap_slots) == 1:
-        return Stage("product", (None, offset.matrix(torch.float64).numpy()))
-    left, _ = offset.factors()  # (R, m, n)
-    pointwise = left.transpose(0, 1).flatten(0, 1)  # planes ordered (k, r)
-    stages = offset_products.thin(pointwise, torch.finfo(dtype).eps)
-    first, second = (None, stages[0]) if len(stages) == 1 else stages
-    return Stage("product", (None if first is None else _array(first), _array(second)))
+        ones = np.ones((offset.shape[0], 1, 1))
+        signs = np.ones(offset.shape[1])  # those of the offset are in its matrix
+        return Stage("product", ([None], [_array(offset.matrix(torch.float64))], signs), ones)
+    even, odd, weights = folded_factors(offset)
+    parts = [offset_products.thin(torch.from_numpy(part), torch.finfo(dtype).eps) for part in (even, odd)]
+    if any(len(part) == 1 for part in parts):  # both or none
+        parts = [[torch.from_numpy(part)] for part in (even, odd)]
+    first = [_array(part[0]) if len(part) == 2 else None for part in parts]
+    return Stage("product", (first, [_array(part[-1]) for part in parts], _signs(offset)), weights)
+
+
+def folded_factors(offset: PatchOffset) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Factors of the separable way, with channels counted from their middle: (m, n/2), (m, n/2) and (m, 2, T).
+
+    With p = a_c + b_t and A0 = a_0 + a_(n-1), twice the middle, the angle of k p is that of k (2 a_c - A0) plus that of
+    k (2 b_t + A0): the cosine of the first is even and its sine odd under c -> n-1-c, so half of the channels suffice.
+    """
+    q, kind = offset.length, offset.recipe.transform
+    k, a, b = (t.numpy() for t in (offset.rows, offset.channel_slots, offset.tap_slots))
+    middle, n = a[0] + a[-1], len(a)
+    frequency, period = (k + 1 if kind == "dst" else k), (2 * q if kind == "hartley" else 4 * q)
+    left = _angles(frequency, 2 * a - middle, period)
+    right = _angles(frequency, 2 * b + middle + (kind != "hartley"), period)
+    cos, sin = np.cos(right), np.sin(right)
+    terms = {"dct": (cos, -sin), "dst": (sin, cos), "hartley": (cos + sin, cos - sin)}[kind]
+    weights = offset_norm(offset)[:, None, None] * np.stack(terms, axis=1)
+    return np.cos(left)[:, : (n + 1) // 2], np.sin(left)[:, : n // 2], weights
+
+
+def _angles(k: np.ndarray, j: np.ndarray, period: int) -> np.ndarray:
+    """2 pi k j / period, reduced as integers before anything is rounded."""
+    angles: np.ndarray = 2 * np.pi / period * (np.multiply.outer(k, j) % period)
+    return angles
+
+
+def offset_norm(offset: PatchOffset) -> np.ndarray:
+    """The factors s_k that make the rows of a cosine, sine or Hartley transform orthonormal."""
+    q, k, kind = offset.length, offset.rows.numpy(), offset.recipe.transform
+    if kind == "hartley":
+        return np.full(len(k), 1 / math.sqrt(q))
+    return np.sqrt(np.where(k == (q - 1 if kind == "dst" else 0), 1.0, 2.0) / q)
+
+
+def _taps(offset: PatchOffset) -> np.ndarray:
+    """The depthwise stage (m, R, T) of the separable way; ones where there is one kernel position."""
+    if len(offset.tap_slots) == 1:
+        return np.ones((offset.shape[0], 1, 1))
+    _, right = offset.transform.split(offset.rows, offset.channel_slots[:1], offset.tap_slots, offset.length)
+    return right.transpose(0, 1).numpy()
 
 
 def _array(values: Tensor) -> np.ndarray:
@@ -141,13 +187,13 @@ def _line(offset: PatchOffset) -> Stage:
     channels, signs = np.arange(n), _signs(offset)
     if offset.recipe.transform == "hartley":
         scale = np.full(len(rows), 1 / math.sqrt(q))
-        return _fourier(q, channels, signs, rows, scale, -scale)
+        return _fourier(offset, q, channels, signs, rows, scale, -scale)
     if offset.recipe.transform == "dst":  # row k is row q-1-k of the cosine transform with every other column negated
         rows, signs = q - 1 - rows, signs * (1 - 2 * (channels % 2))
     # Makhoul: even entries, then odd ones backwards; y_k = s_k Re exp(-i pi k / 2q) V_k
     place = np.where(channels % 2 == 0, channels // 2, q - 1 - channels // 2)
     norm, phase = np.sqrt(np.where(rows == 0, 1.0, 2.0) / q), np.pi * rows / (2 * q)
-    return _fourier(q, place, signs, rows, norm * np.cos(phase), norm * np.sin(phase))
+    return _fourier(offset, q, place, signs, rows, norm * np.cos(phase), norm * np.sin(phase))
 
 
 def _period(offset: PatchOffset) -> int:
@@ -163,23 +209,26 @@ def _spectrum(offset: PatchOffset) -> Stage:
     q, k, period = offset.length, offset.rows.numpy(), _period(offset)
     kind = offset.recipe.transform
     frequency = k + 1 if kind == "dst" else k
-    if kind == "hartley":
-        phase, norm = np.zeros(len(k)), np.full(len(k), 1 / math.sqrt(q))
-    else:
-        phase = 2 * np.pi * frequency / (4 * q)
-        norm = np.sqrt(np.where(k == (q - 1 if kind == "dst" else 0), 1.0, 2.0) / q)
+    phase, norm = (0 if kind == "hartley" else 2 * np.pi / (4 * q)) * frequency, offset_norm(offset)
     cos = norm * np.cos(phase), norm * np.sin(phase)  # weights of Re X and Im X
     sin = norm * np.sin(phase), -norm * np.cos(phase)
     terms = (sin, cos) if kind == "dst" else (cos, sin)
     real, imaginary = (np.stack([term[part] for term in terms], axis=1).ravel() for part in (0, 1))
     channels = np.arange(len(offset.channel_slots))
-    return _fourier(period, channels, _signs(offset), np.repeat(frequency % period, 2), real, imaginary)
+    return _fourier(offset, period, channels, _signs(offset), np.repeat(frequency % period, 2), real, imaginary)
 
 
 def _fourier(
-    length: int, place: np.ndarray, signs: np.ndarray, frequency: np.ndarray, real: np.ndarray, imaginary: np.ndarray
+    offset: PatchOffset,
+    length: int,
+    place: np.ndarray,
+    signs: np.ndarray,
+    frequency: np.ndarray,
+    real: np.ndarray,
+    imaginary: np.ndarray,
 ) -> Stage:
-    return Stage("fourier", (length, place.astype(np.int32), signs, frequency.astype(np.int32), real, imaginary))
+    rows, steps = place.astype(np.int32), frequency.astype(np.int32)
+    return Stage("fourier", (length, rows, signs, steps, real, imaginary), _taps(offset))
 
 
 # --- Hadamard -------------------------------------------------------------------------------------------------------
@@ -193,6 +242,7 @@ def _hadamard(offset: PatchOffset) -> Stage:
     rows = (offset.rows.numpy() // first_bit) % wide
     scale = 1 / math.sqrt(offset.length)
     if taps == 1:
-        return Stage("hadamard", (wide, _signs(offset), rows.astype(np.int32), scale))
+        return Stage("hadamard", (wide, _signs(offset), rows.astype(np.int32), scale), _taps(offset))
     used, source = np.unique(rows, return_inverse=True)
-    return Stage("hadamard", (wide, _signs(offset), used.astype(np.int32), scale), source.astype(np.int32))
+    arguments = wide, _signs(offset), used.astype(np.int32), scale
+    return Stage("hadamard", arguments, _taps(offset), source.astype(np.int32))

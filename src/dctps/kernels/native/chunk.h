@@ -11,7 +11,7 @@ namespace dctps::DCTPS_ISA {
 
 template <class T>
 struct Buffers {  // rows of the packed grid, `ld` apart; pointers are to the first pixel of the first row
-  T *x, *y, *back, *planes, *thin, *line;
+  T *x, *y, *back, *planes, *thin, *folded, *line;
   mutable Map map;
   long used;
 
@@ -32,6 +32,7 @@ struct Buffers {  // rows of the packed grid, `ld` apart; pointers are to the fi
     back = take(scratch, f, backward ? inputs : 0);
     this->planes = take(scratch, f, depthwise ? planes * call.layer.phases : 0);
     thin = take(scratch, f, o && o->kind == Kind::product && o->thin ? o->rank * call.layer.phases : 0);
+    folded = take(scratch, f, o && o->kind == Kind::product && o->folds ? inputs : 0);
     line = scratch + used;
     used += o && o->kind == Kind::fourier ? o->fourier.length * PAIR<T> : 0;
     used += o && o->kind == Kind::hadamard ? o->length * PAIR<T> : 0;
@@ -96,69 +97,122 @@ void lines_adjoint(const Call<T>& call, const T* y, T* out, T* z, long pixels) {
     for (long p = 0; p < pixels; p += PAIR<T>) run(o, y + f * ld + p, phases * ld, out + f * ld + p, phases * ld, z);
 }
 
-// y = alpha D x
+// Sums and differences of channels at equal distance from the middle: even ones first, then odd ones.
+template <class T>
+void fold(const Call<T>& call, const T* x, T* out, long pixels) {
+  const Offset<T>& o = *call.offset;
+  const long n = o.inputs, rows = call.layer.phases * call.frame.ld;
+  for (long f = 0; f < call.layer.phases; f++)
+    for (long c = 0; c < (n + 1) / 2; c++) {
+      const T *a = x + c * rows + f * call.frame.ld, *b = x + (n - 1 - c) * rows + f * call.frame.ld;
+      T *sum = out + c * rows + f * call.frame.ld, *difference = sum + (n + 1) / 2 * rows;
+      const Vec<T> left = splat(o.sign[c]), right = splat(o.sign[n - 1 - c]);
+      if (2 * c + 1 == n)
+        for (long p = 0; p < pixels; p += WIDTH<T>) store(sum + p, left * load(a + p));
+      else
+        for (long p = 0; p < pixels; p += WIDTH<T>) {
+          const Vec<T> first = left * load(a + p), second = right * load(b + p);
+          store(sum + p, first + second);
+          store(difference + p, first - second);
+        }
+    }
+}
+
+template <class T>
+void unfold(const Call<T>& call, const T* folded, T* out, long pixels) {
+  const Offset<T>& o = *call.offset;
+  const long n = o.inputs, rows = call.layer.phases * call.frame.ld;
+  for (long f = 0; f < call.layer.phases; f++)
+    for (long c = 0; c < (n + 1) / 2; c++) {
+      T *a = out + c * rows + f * call.frame.ld, *b = out + (n - 1 - c) * rows + f * call.frame.ld;
+      const T *sum = folded + c * rows + f * call.frame.ld, *difference = sum + (n + 1) / 2 * rows;
+      const Vec<T> left = splat(o.sign[c]), right = splat(o.sign[n - 1 - c]);
+      if (2 * c + 1 == n)
+        for (long p = 0; p < pixels; p += WIDTH<T>) store(a + p, left * load(sum + p));
+      else
+        for (long p = 0; p < pixels; p += WIDTH<T>) {
+          const Vec<T> even = load(sum + p), odd = load(difference + p);
+          store(a + p, left * (even + odd));
+          store(b + p, right * (even - odd));
+        }
+    }
+}
+
+template <class T>
+void product_forward(const Call<T>& call, const Buffers<T>& b, long pixels) {
+  const Offset<T>& o = *call.offset;
+  const long phases = call.layer.phases, ld = call.frame.ld, rows = phases * ld, filters = call.layer.filters;
+  const long seen = pixels + call.frame.reach;  // zeros behind the last row are read, too
+  const T* source = o.folds ? b.folded : b.x;
+  if (o.folds) fold(call, b.x, b.folded, seen);
+  for (int i = 0; o.thin && i < o.parts; i++)
+    for (long f = 0; f < phases; f++)
+      product(o.part[i].first, 0, o.part[i].rank, source + o.part[i].start * rows + f * ld, call.steps,
+              b.thin + o.part[i].rank_start * rows + f * ld, rows, seen);
+  if (o.thin) source = b.thin;
+  if (o.gathers) return product(o.gather, 0, filters, source, call.gathered, b.y, ld, pixels);
+  if (call.layer.taps == 1) return product(o.part[0].second, 0, filters, source, call.steps, b.y, ld, pixels);
+  const long block = PLANES / o.parts;
+  for (long k = 0; k < filters; k += block) {
+    const long last = k + block < filters ? k + block : filters;
+    for (int i = 0; i < o.parts; i++)
+      for (long f = 0; f < phases; f++)
+        product(o.part[i].second, k, last, source + o.part[i].rank_start * rows + f * ld, call.steps,
+                b.planes + i * rows + f * ld, o.parts * rows, seen);
+    // the list numbers all planes; this block's begin at b.planes
+    combine(call.taps, k, last, b.planes - k * o.parts * rows, T(0), b.y + k * ld, ld, pixels);
+  }
+}
+
+template <class T>
+void product_adjoint(const Call<T>& call, const Buffers<T>& b, long pixels) {
+  const Offset<T>& o = *call.offset;
+  const long phases = call.layer.phases, ld = call.frame.ld, rows = phases * ld, filters = call.layer.filters;
+  T* folded = o.folds ? b.folded : b.back;
+  T* target = o.thin ? b.thin : folded;
+  for (long f = 0; o.gathers && f < phases; f++)
+    product(o.gather_adjoint[f], 0, o.rank, b.y, call.gathered_adjoint[f], target + f * ld, rows, pixels);
+  const long block = PLANES / o.parts;
+  for (long k = 0; !o.gathers && k < filters; k += block) {
+    const long count = filters - k < block ? filters - k : block;
+    const bool depthwise = call.layer.taps > 1;
+    if (depthwise)
+      combine(call.taps_adjoint, k * o.parts * phases, (k + count) * o.parts * phases, b.y, T(0), b.planes, ld, pixels);
+    for (int i = 0; i < o.parts; i++) {
+      const Part<T>& part = o.part[i];
+      const long padded = (part.rank + ROWS - 1) / ROWS * ROWS;
+      const Matrix<T> matrix = {part.second_adjoint + k * padded, part.rank, count};
+      auto run = k ? product<T, true> : product<T, false>;
+      for (long f = 0; f < phases; f++)
+        run(matrix, 0, part.rank, depthwise ? b.planes + i * rows + f * ld : b.y + k * ld, call.plane_steps,
+            target + part.rank_start * rows + f * ld, rows, pixels);
+    }
+  }
+  for (int i = 0; o.thin && i < o.parts; i++)
+    for (long f = 0; f < phases; f++)
+      product(o.part[i].first_adjoint, 0, o.part[i].inputs, b.thin + o.part[i].rank_start * rows + f * ld, call.steps,
+              folded + o.part[i].start * rows + f * ld, rows, pixels);
+  if (o.folds) unfold(call, b.folded, b.back, pixels);
+}
+
+// y = alpha D x; the products for one kernel position, and those in one for all, leave alpha to the sparse part
 template <class T>
 void offset_forward(const Call<T>& call, const Buffers<T>& b, long pixels) {
-  const Offset<T>& o = *call.offset;
-  const long phases = call.layer.phases, ld = call.frame.ld, filters = call.layer.filters;
+  if (call.offset->kind == Kind::product) return product_forward(call, b, pixels);
   const bool depthwise = call.layer.taps > 1;
-  const long seen = pixels + call.frame.reach;  // zeros behind the last row are read, too
-  if (o.kind != Kind::product) {
-    lines_forward(call, b.x, depthwise ? T(1) : call.alpha, depthwise ? b.planes : b.y, b.line, seen);
-    if (depthwise) combine(call.taps, 0, filters, b.planes, T(0), b.y, ld, pixels);
-    return;
-  }
-  const T* source = b.x;
-  if (o.thin) {
-    for (long f = 0; f < phases; f++)
-      product(o.first, 0, o.rank, b.x + f * ld, call.steps, b.thin + f * ld, phases * ld, seen);
-    source = b.thin;
-  }
-  if (o.gathers || !depthwise) {  // these factors hold no alpha: it is applied with the sparse part
-    product(o.gathers ? o.gather : o.second, 0, filters, source, o.gathers ? call.gathered : call.steps, b.y, ld, pixels);
-    return;
-  }
-  const long terms = o.planes / filters;
-  for (long k = 0; k < filters; k += PLANES / terms) {
-    const long last = k + PLANES / terms < filters ? k + PLANES / terms : filters;
-    for (long f = 0; f < phases; f++)
-      product(o.second, k * terms, last * terms, source + f * ld, call.steps, b.planes + f * ld, phases * ld, seen);
-    // the list numbers all planes; this block's begin at b.planes
-    combine(call.taps, k, last, b.planes - k * terms * phases * ld, T(0), b.y + k * ld, ld, pixels);
-  }
+  const long seen = pixels + call.frame.reach;
+  lines_forward(call, b.x, depthwise ? T(1) : call.alpha, depthwise ? b.planes : b.y, b.line, seen);
+  if (depthwise) combine(call.taps, 0, call.layer.filters, b.planes, T(0), b.y, call.frame.ld, pixels);
 }
 
 // back = D'y
 template <class T>
 void offset_adjoint(const Call<T>& call, const Buffers<T>& b, long pixels) {
-  const Offset<T>& o = *call.offset;
-  const long phases = call.layer.phases, ld = call.frame.ld;
+  if (call.offset->kind == Kind::product) return product_adjoint(call, b, pixels);
   const bool depthwise = call.layer.taps > 1;
-  if (o.kind != Kind::product) {
-    if (depthwise) combine(call.taps_adjoint, 0, o.planes * phases, b.y, T(0), b.planes, ld, pixels);
-    lines_adjoint(call, depthwise ? b.planes : b.y, b.back, b.line, pixels);
-    return;
-  }
-  T* target = o.thin ? b.thin : b.back;
-  if (o.gathers)
-    for (long f = 0; f < phases; f++)
-      product(o.gather_adjoint[f], 0, o.rank, b.y, call.gathered_adjoint[f], target + f * ld, phases * ld, pixels);
-  for (long k = 0; !o.gathers && k < o.planes; k += PLANES) {
-    const long count = o.planes - k < PLANES ? o.planes - k : PLANES;
-    const T* planes = b.y + k * ld;
-    if (depthwise) {
-      combine(call.taps_adjoint, k * phases, (k + count) * phases, b.y, T(0), b.planes, ld, pixels);
-      planes = b.planes;
-    }
-    const long padded = (o.rank + ROWS - 1) / ROWS * ROWS;
-    const Matrix<T> block = {o.second_adjoint + k * padded, o.rank, count};
-    auto run = k ? product<T, true> : product<T, false>;
-    for (long f = 0; f < phases; f++)
-      run(block, 0, o.rank, planes + f * ld, call.steps, target + f * ld, phases * ld, pixels);
-  }
-  if (o.thin)
-    for (long f = 0; f < phases; f++)
-      product(o.first_adjoint, 0, o.inputs, b.thin + f * ld, call.steps, b.back + f * ld, phases * ld, pixels);
+  const long planes = call.offset->planes * call.layer.phases;
+  if (depthwise) combine(call.taps_adjoint, 0, planes, b.y, T(0), b.planes, call.frame.ld, pixels);
+  lines_adjoint(call, depthwise ? b.planes : b.y, b.back, b.line, pixels);
 }
 
 template <class T>

@@ -5,7 +5,7 @@ namespace dctps::DCTPS_ISA {
 
 template <class T>
 static Kernels<T> kernels() {
-  return {scratch_size<T>, forward<T>, backward<T>};
+  return {PAIR<T>, scratch_size<T>, forward<T>, backward<T>};
 }
 
 extern const Kernels<float> float_kernels;

@@ -88,7 +88,8 @@ bool Layout::reads_all() const {
   return taps.phases == long(taps.phase_of.size());
 }
 
-Chunks::Chunks(const Layer& layer, bool backward, long pixel_bytes, long budget, int threads) {
+Chunks::Chunks(const Layer& layer, bool backward, long pixel_bytes, long budget, long lanes,
+               int threads) {
   const Axis& first = layer.axis[0];
   frame.row_pixels = layer.axis[1].grid * layer.axis[2].grid;
   const long image = first.grid * frame.row_pixels * pixel_bytes;
@@ -107,7 +108,9 @@ Chunks::Chunks(const Layer& layer, bool backward, long pixel_bytes, long budget,
         list.push_back({i, 1, base, last - row + halo, row, last});
       }
   } else {
-    frame.images = std::clamp(budget / std::max(1L, image), 1L, std::max(1L, (layer.batch + threads - 1) / threads));
+    const long pixels = std::max(1L, first.grid * frame.row_pixels), share = (layer.batch + threads - 1) / threads;
+    const long wanted = std::max(budget / std::max(1L, image), (lanes + pixels - 1) / pixels);
+    frame.images = std::clamp(wanted, 1L, std::max(1L, share));
     frame.rows = first.grid;
     for (long i = 0; i < layer.batch; i += frame.images)
       list.push_back({i, std::min(frame.images, layer.batch - i), 0, first.grid, 0, rows});

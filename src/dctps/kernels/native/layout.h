@@ -30,11 +30,12 @@ struct Layout {
   bool reads_all() const;                                 // does every input pixel reach an output?
 };
 
-// Chunks of about `budget` bytes where each pixel of the grid takes `pixel_bytes`; a multiple of `threads` of them.
+// Chunks of about `budget` bytes where each pixel of the grid takes `pixel_bytes`, but of `lanes` pixels at least; and
+// enough of them for all threads.
 struct Chunks {
   Frame frame;
   std::vector<Chunk> list;
-  Chunks(const Layer& layer, bool backward, long pixel_bytes, long budget, int threads);
+  Chunks(const Layer& layer, bool backward, long pixel_bytes, long budget, long lanes, int threads);
 };
 
 }  // namespace dctps

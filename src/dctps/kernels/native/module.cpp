@@ -124,12 +124,17 @@ static void bind(nb::module_& m, const char* name) {
              new (self) Own(filters, terms, taps, indices(source), floats(weights));
            })
       .def("product",
-           [](Own& self, const std::optional<Floats>& first, const Floats& second, const Numbers& geometry) {
+           [](Own& self, const std::vector<std::optional<Floats>>& first, const std::vector<Floats>& second,
+              const Floats& signs, const Numbers& geometry) {
              const Taps taps(geometry);
-             self.product(first ? std::optional<Table>(table(*first)) : std::nullopt, table(second), taps.tap_phase,
-                          taps.taps > 1 ? taps.phases : 1);
+             std::vector<std::optional<Table>> thin;
+             std::vector<Table> wide;
+             for (const auto& factor : first) thin.push_back(factor ? std::optional(table(*factor)) : std::nullopt);
+             for (const auto& factor : second) wide.push_back(table(factor));
+             if (wide.empty() || wide.size() > 2) throw std::invalid_argument("one or two terms");
+             self.product(thin, wide, floats(signs), taps.tap_phase, taps.taps > 1 ? taps.phases : 1);
              self.phases = taps.tap_phase;
-           }, "first"_a.none(), "second"_a, "geometry"_a)
+           })
       .def("fourier",
            [](Own& self, long length, const Indices& place, const Floats& signs, const Indices& frequency,
               const Floats& real, const Floats& imaginary) {

@@ -32,27 +32,36 @@ struct OwnedOffset {
   }
   OwnedOffset(const OwnedOffset&) = delete;
 
-  // Pointwise stage second * first, or second alone. For strided convolutions (`tap_phase` says which kernel position
-  // reads which of `phases`) second and the taps become one matrix.
-  void product(const std::optional<Table>& first, const Table& second, const std::vector<int32_t>& tap_phase,
-               long phases) {
-    plan.kind = Kind::product, plan.thin = first.has_value();
-    plan.planes = second.rows, plan.rank = second.columns;
-    plan.inputs = first ? first->columns : second.columns;
-    if (first && first->rows != second.columns) throw std::invalid_argument("the factors do not fit together");
+  // A product for each term, of its own (folded) channels. For strided convolutions (`tap_phase` says which kernel
+  // position reads which of `phases`) the second factors and the taps become one matrix.
+  void product(const std::vector<std::optional<Table>>& first, const std::vector<Table>& second,
+               const std::vector<double>& signs, const std::vector<int32_t>& tap_phase, long phases) {
+    const bool thin = first[0].has_value(), folds = second.size() > 1;
+    plan.kind = Kind::product, plan.thin = thin, plan.folds = folds, plan.parts = int(second.size());
+    plan.inputs = long(signs.size()), plan.planes = filters * terms, plan.rank = 0;
+    if (first.size() != second.size() || plan.parts != terms) throw std::invalid_argument("a product for each term");
     for (long i = 0; i < filters * terms; i++)
       if (source[i] != i) throw std::invalid_argument("a product's planes are the filters' terms in turn");
-    if (first) {
-      plan.first = packed(*first, false, 0, first->columns);
-      plan.first_adjoint = packed(*first, true, 0, first->rows);
+    plan.sign = kept(signs);
+    for (int i = 0; i < plan.parts; i++) {
+      Part<T>& part = plan.part[i];
+      part.inputs = thin && first[i] ? first[i]->columns : second[i].columns, part.rank = second[i].columns;
+      part.start = i ? plan.part[0].inputs : 0, part.rank_start = i ? plan.part[0].rank : 0;
+      const long expected = folds ? (plan.inputs + 1 - i) / 2 : plan.inputs;
+      if (first[i].has_value() != thin || (thin && first[i]->rows != part.rank) || second[i].rows != filters ||
+          part.inputs != expected)
+        throw std::invalid_argument("the factors do not fit together");
+      if (thin) part.first = packed(*first[i], false), part.first_adjoint = packed(*first[i], true);
+      plan.rank += part.rank;
     }
     if (phases > 1) return gather(second, tap_phase, phases);
-    plan.second = packed(second, false, 0, second.columns);
-    blocks.reserve(padded(plan.rank) * plan.planes);
-    for (long k = 0; k < plan.planes; k += PLANES)
-      pack(second, true, k, std::min(k + PLANES, plan.planes), blocks);
-    plan.second_adjoint = blocks.data();
-    check_planes();
+    for (int i = 0; i < plan.parts; i++) {
+      plan.part[i].second = packed(second[i], false);
+      numbers.emplace_back();
+      for (long k = 0; k < filters; k += PLANES / plan.parts)
+        pack(second[i], true, k, std::min(k + PLANES / plan.parts, filters), numbers.back());
+      plan.part[i].second_adjoint = numbers.back().data();
+    }
   }
 
   // out_k = real_k Re X[f_k] + imaginary_k Im X[f_k] of the transform X of sign_c x_c at place_c
@@ -88,32 +97,29 @@ struct OwnedOffset {
   std::vector<Matrix<T>> gathered;
   std::vector<std::vector<T>> numbers;
   std::vector<std::vector<int32_t>> indices;
-  std::vector<T> blocks;
 
-  // gather[k, (t, j)] = sum_r second[(k, r), j] weights[k, r, t]
-  void gather(const Table& second, const std::vector<int32_t>& tap_phase, long phases) {
+  // gather[k, (t, j)] = second[k, j] weights[k, r, t] for j among the ranks of term r
+  void gather(const std::vector<Table>& second, const std::vector<int32_t>& tap_phase, long phases) {
     if (long(tap_phase.size()) != taps) throw std::invalid_argument("a phase for each kernel position is needed");
-    const long rank = plan.rank;
-    std::vector<double> whole(filters * taps * rank), back;
+    std::vector<double> whole, back;
     for (long k = 0; k < filters; k++)
-      for (long r = k * terms; r < (k + 1) * terms; r++)
-        for (long t = 0; t < taps; t++)
-          for (long j = 0; j < rank; j++)
-            whole[(k * taps + t) * rank + j] += second.data[r * rank + j] * double(weights[r * taps + t]);
+      for (long t = 0; t < taps; t++)
+        for (long r = 0; r < terms; r++)
+          for (long j = 0; j < second[r].columns; j++)
+            whole.push_back(second[r].data[k * second[r].columns + j] * double(weights[(k * terms + r) * taps + t]));
     plan.gathers = true;
-    plan.gather = packed({whole.data(), filters, taps * rank}, false, 0, taps * rank);
+    plan.gather = packed({whole.data(), filters, taps * plan.rank}, false);
     for (long f = 0; f < phases; f++) {
       back.clear();
       for (long t = 0; t < taps; t++)
-        for (long k = 0; tap_phase[t] == f && k < filters; k++)
-          for (long j = 0; j < rank; j++) back.push_back(whole[(k * taps + t) * rank + j]);
-      const long rows = long(back.size()) / rank;
-      gathered.push_back(packed({back.data(), rows, rank}, true, 0, rows));
+        for (long k = 0; tap_phase[t] == f && k < filters; k++) {
+          const double* row = whole.data() + (k * taps + t) * plan.rank;
+          back.insert(back.end(), row, row + plan.rank);
+        }
+      gathered.push_back(packed({back.data(), long(back.size()) / plan.rank, plan.rank}, true));
     }
     plan.gather_adjoint = gathered.data();
   }
-
-  static long padded(long rows) { return (rows + ROWS - 1) / ROWS * ROWS; }
 
   const T* kept(const std::vector<double>& values, double factor = 1) {
     std::vector<T> own;
@@ -143,10 +149,11 @@ struct OwnedOffset {
         for (long r = i; r < i + ROWS; r++)
           out.push_back(r >= rows ? T(0) : T(table.data[transposed ? k * table.columns + r : r * table.columns + k]));
   }
-  Matrix<T> packed(const Table& table, bool transposed, long from, long to) {
+  Matrix<T> packed(const Table& table, bool transposed) {
+    const long columns = transposed ? table.rows : table.columns;
     numbers.emplace_back();
-    pack(table, transposed, from, to, numbers.back());
-    return {numbers.back().data(), transposed ? table.columns : table.rows, to - from};
+    pack(table, transposed, 0, columns, numbers.back());
+    return {numbers.back().data(), transposed ? table.columns : table.rows, columns};
   }
 
   void stages(long length) {

@@ -90,24 +90,36 @@ struct Fourier {
   const T *real, *imaginary;                                   // (outputs) weights of both parts
 };
 
+// Cosines are even and sines odd in the channels counted from their middle. So the channels are folded, x_c + x_(n-1-c)
+// and x_c - x_(n-1-c), and each term of the separable way is a product with its half of them: half the work.
+template <class T>
+struct Part {  // one term: second * first, or second alone
+  long inputs, rank;  // rank = inputs without `first`
+  long start, rank_start;  // its rows among the folded channels, and among those of all ranks
+  Matrix<T> first, first_adjoint, second;
+  const T* second_adjoint;  // blocks of PLANES / terms columns, each packed as a Matrix
+};
+
 template <class T>
 struct Offset {
   Kind kind;
   long inputs, planes;  // of the pointwise stage; planes are ordered (filter, term)
-  const T* sign;        // (inputs), fourier and hadamard
-  bool thin;            // product: second * first, else second alone
-  Matrix<T> first, first_adjoint, second;
-  const T* second_adjoint;  // blocks of PLANES columns, each packed as a Matrix
-  long rank;                // rows of `first`, or inputs
+  const T* sign;        // (inputs)
+  // product
+  bool thin, folds;
+  int parts;
+  Part<T> part[2];
+  long rank;  // of all parts
   // Strided convolutions have fewer outputs than inputs, so both stages in one product cost less than the planes:
   // y = gather * (first x, as each kernel position sees it), columns ordered (kernel position, rank).
   bool gathers;
   Matrix<T> gather;
   const Matrix<T>* gather_adjoint;  // (phases), columns ordered (kernel position of the phase, filter)
   Fourier<T> fourier;
-  long length;             // hadamard
-  const int32_t* row;      // (planes), hadamard
-  T scale;                 // hadamard
+  // hadamard
+  long length;
+  const int32_t* row;  // (planes)
+  T scale;
 };
 
 template <class T>
@@ -118,7 +130,8 @@ struct Call {
   T alpha;
   Rows<T> taps, taps_adjoint;      // the depthwise stage; empty where there is one kernel position
   Rows<T> sparse, sparse_adjoint;  // S by (filter) and by (channel, phase)
-  const int32_t* steps;            // rows of a phase: 0, 1, 2, ... times phases * ld; of one phase alone: * ld
+  const int32_t* steps;            // rows of a phase: 0, 1, 2, ... times phases * ld
+  const int32_t* plane_steps;      // planes of a term: 0, 1, 2, ... times terms * phases * ld
   const int32_t* gathered;         // rows that `gather` reads
   const int32_t* const* gathered_adjoint;
   View<const T> x, y;              // what is read (y: the gradient of the output)
@@ -129,6 +142,7 @@ struct Call {
 
 template <class T>
 struct Kernels {  // one set per instruction set
+  long lanes;  // pixels that a transform takes at a time: fewer would leave vectors half empty
   long (*scratch)(const Call<T>&, bool backward);  // elements that a thread needs
   void (*forward)(const Call<T>&, const Chunk&, T* scratch);
   // adds to `values` (nnz) and returns <x, D'y>

@@ -21,7 +21,7 @@ template <class T>
 struct Lists {  // the multiply-adds of a call as rows of (offset, weight)
   std::vector<int32_t> starts[4];
   std::vector<Entry<T>> entries[4];
-  std::vector<int32_t> steps, gathered;
+  std::vector<int32_t> steps, plane_steps, gathered;
   std::vector<std::vector<int32_t>> gathered_adjoint;
   std::vector<const int32_t*> gathered_pointers;
 
@@ -53,7 +53,8 @@ struct Lists {  // the multiply-adds of a call as rows of (offset, weight)
     const Layer& l = call.layer;
     const long ld = call.frame.ld, most = std::max({o.inputs, o.rank, long(PLANES)});
     for (long k = 0; k < most; k++) steps.push_back(int32_t(k * l.phases * ld));
-    call.steps = steps.data();
+    for (long k = 0; k < PLANES; k++) plane_steps.push_back(int32_t(k * (l.taps > 1 ? o.parts * l.phases : 1) * ld));
+    call.steps = steps.data(), call.plane_steps = plane_steps.data();
     if (!o.gathers) return;
     gathered_adjoint.resize(l.phases);
     for (long t = 0; t < l.taps; t++) {
@@ -93,7 +94,8 @@ struct Job {
 
   Job(const Layout& layout, const OwnedOffset<T>* offset, T alpha, const Sparse& sparse, const T* values, bool backward,
       int threads)
-      : chunks(layout.layer, backward, bytes_per_pixel(layout.layer, offset, backward), cache_budget(), threads) {
+      : chunks(layout.layer, backward, bytes_per_pixel(layout.layer, offset, backward), cache_budget(),
+               kernels<T>().lanes, threads) {
     call.layer = layout.layer, call.frame = chunks.frame, call.alpha = alpha;
     const long widest = std::max({call.layer.filters, call.layer.channels() * call.layer.phases,
                                   offset ? offset->plan.planes * call.layer.phases : 0L});
@@ -109,7 +111,7 @@ struct Job {
   static long bytes_per_pixel(const Layer& l, const OwnedOffset<T>* o, bool backward) {
     const long inputs = l.channels() * l.phases;
     long rows = l.filters + inputs * (backward ? 2 : 1);
-    if (o && o->plan.kind == Kind::product) rows += (o->plan.thin ? o->plan.rank : 0) * l.phases;
+    if (o && o->plan.kind == Kind::product) rows += ((o->plan.thin ? o->plan.rank : 0) + (o->plan.folds ? o->plan.inputs : 0)) * l.phases;
     else if (o && l.taps > 1) rows += o->plan.planes * l.phases;
     return rows * long(sizeof(T));
   }
