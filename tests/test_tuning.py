@@ -18,6 +18,7 @@ def _measuring(monkeypatch, tmp_path):
     monkeypatch.setenv("DCTPS_CACHE", str(tmp_path))
     monkeypatch.delenv("DCTPS_BACKEND", raising=False)
     monkeypatch.setattr(tuning, "_known", {})
+    monkeypatch.setattr(tuning, "_recalled", {})
 
 
 def measuring(monkeypatch, **times):
@@ -68,6 +69,18 @@ def test_measurements_are_kept_on_disk(monkeypatch):
     monkeypatch.setattr(tuning, "_known", {})  # another process
     assert choice(layer, 4, 64) == FAST
     assert asked == ["dense", FAST]
+
+
+def test_a_run_goes_on_with_its_own_choices(monkeypatch):
+    measuring(monkeypatch, dense=2.0, **{FAST: 1.0})
+    layer = DpsLinear(64, 32, nnz=5)
+    assert choice(layer, 4, 64) == FAST
+    kept = tuning.choices()
+    (name,) = kept
+    tuning.recall({name: {"dense": 1.0, FAST: 2.0}})  # as a machine, or a moment, that measured otherwise
+    assert choice(layer, 4, 64) == "dense"
+    tuning.recall(kept)
+    assert choice(layer, 4, 64) == FAST
 
 
 @pytest.mark.parametrize("content", ["", "{", "[1]", '{"a": 3}', '{"a": {"dense": "x"}}', "\x00"])

@@ -32,12 +32,17 @@ def build_optimiser(model: nn.Module, settings: Settings) -> torch.optim.Optimiz
     return OPTIMISERS[settings.optimizer](parameter_groups(model, settings), settings)
 
 
-# foreach: one call for all the tiny tensors of a sparse network instead of one each
+def _together(groups: list[dict[str, Any]]) -> dict[str, bool]:
+    """One call for all the tiny tensors of a sparse network instead of one each: fused where torch has that."""
+    devices = {parameter.device.type for group in groups for parameter in group["params"]}
+    return {"fused": True} if devices <= {"cpu", "cuda"} else {"foreach": True}
+
+
 OPTIMISERS: dict[str, Callable[[list[dict[str, Any]], Settings], torch.optim.Optimizer]] = {
-    "adam": lambda groups, s: torch.optim.Adam(groups, lr=s.lr, weight_decay=s.weight_decay, foreach=True),
-    "adamw": lambda groups, s: torch.optim.AdamW(groups, lr=s.lr, weight_decay=s.weight_decay, foreach=True),
+    "adam": lambda groups, s: torch.optim.Adam(groups, lr=s.lr, weight_decay=s.weight_decay, **_together(groups)),
+    "adamw": lambda groups, s: torch.optim.AdamW(groups, lr=s.lr, weight_decay=s.weight_decay, **_together(groups)),
     "sgd": lambda groups, s: torch.optim.SGD(
-        groups, lr=s.lr, momentum=s.momentum, weight_decay=s.weight_decay, foreach=True
+        groups, lr=s.lr, momentum=s.momentum, weight_decay=s.weight_decay, **_together(groups)
     ),
 }
 

@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dctps import data, models
+from dctps import data, models, tuning
 from dctps.config import Runtime, Settings, non_defaults, run_id, to_json
 from dctps.console import Reporter, duration
 from dctps.convert import sparsify
@@ -334,6 +334,7 @@ class Trainer:
 
     def _save(self) -> None:
         state = {"model": self.model.state_dict(), "optimiser": self.optimiser.state_dict(), "data": self.data_digest}
+        state["tuning"] = tuning.choices()  # other backends would round differently
         if self.stepper is not self.optimiser:
             state["stepper"] = self.stepper.state_dict()
         self.run.save_state({**state, "progress": dataclasses.asdict(self.progress), "id": run_id(self.settings)})
@@ -348,6 +349,7 @@ class Trainer:
                 if self.stepper is not self.optimiser:
                     self.stepper.load_state_dict(state["stepper"])
                 self.progress = Progress(**state["progress"])
+                tuning.recall(state.get("tuning", {}))
             except (KeyError, TypeError, ValueError, RuntimeError) as error:
                 raise RunError(f"{self.run.last} does not fit this run ({error}); delete it to start again") from error
         if self.group.first:

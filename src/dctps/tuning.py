@@ -55,6 +55,7 @@ Times = dict[str, float]  # backend -> milliseconds
 _by_rule = contextvars.ContextVar("by_rule", default=False)
 _lock = threading.RLock()
 _known: dict[Case, Times] = {}
+_recalled: dict[str, Times] = {}
 
 
 def choose(x: Tensor, nnz: int, offset: Offset | None, geometry: Geometry) -> str:
@@ -115,13 +116,26 @@ def measured(case: Case) -> Times:
     """Milliseconds of every backend, from memory, from disk or from a measurement made now."""
     with _lock:
         if case not in _known:
-            table = _read()
+            table = _read() | _recalled
             times = table.get(_name(case))
             if times is None:
                 times = table[_name(case)] = _measure(case)
                 _write(table)
             _known[case] = times
         return _known[case]
+
+
+def choices() -> dict[str, Times]:
+    """Every measurement that this process has used; a run keeps them, so as to go on with the same backends."""
+    with _lock:
+        return {_name(case): times for case, times in _known.items()}
+
+
+def recall(table: dict[str, Times]) -> None:
+    """Use these measurements before any other."""
+    with _lock:
+        _recalled.update(table)
+        _known.clear()
 
 
 # --- the measurement ------------------------------------------------------------------------------------------------

@@ -54,7 +54,7 @@ def _bars(axes: Any, place: int, rows: Sequence[StepRow]) -> None:
         y = place - 0.4 + height * (number + 0.5)
         axes.barh(y, factor, height=0.9 * height, color=colour, label=label)
         beside = {"xytext": (4, 0), "textcoords": "offset points", "va": "center", "fontsize": 8}
-        axes.annotate(f"{factor:.2f}", (factor, y), **beside, bbox={"color": "white", "pad": 0.5})
+        axes.annotate(f"{factor:.2f}", (factor, y), **beside)
 
 
 # --- scaling --------------------------------------------------------------------------------------------------------
