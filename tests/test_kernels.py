@@ -352,3 +352,22 @@ def test_every_instruction_set_gives_the_same(isa):
     )
     environment = {**os.environ, "DCTPS_ISA": isa}
     subprocess.run([sys.executable, "-c", code, __file__], env=environment, check=True, capture_output=True)
+
+
+@pytest.mark.parametrize("shape", ["linear", "pointwise", "thin factors"])
+@pytest.mark.parametrize("name", ["dct", "dct_signed", "hartley", "srht"])
+def test_one_image_never_reaches_another(name, shape):
+    weight, stride, padding, spatial = SHAPES[shape]
+    case = Case.of(
+        Geometry(weight, stride, padding, (1,) * len(spatial)), spatial, TransformOffset.parse(name), batch=40
+    )
+    expected = case.forward()
+    case.x[3] = math.inf
+    changed = case.forward()
+    others = [i for i in range(40) if i != 3]
+    assert torch.equal(changed[others], expected[others])
+    grad = torch.randn_like(expected)
+    expected, _, _ = case.backward(grad, (True, False, False))
+    grad[3] = math.nan
+    changed, _, _ = case.backward(grad, (True, False, False))
+    assert torch.equal(changed[others], expected[others])

@@ -1,9 +1,11 @@
 """`auto`: measured once, kept on disk, never slower than dense, and out of the way where it cannot measure."""
 
 import json
+import math
 
 import pytest
 import torch
+import torch.utils.checkpoint
 
 import dctps
 from dctps import DpsConv2d, DpsLinear, functional, kernels, tuning
@@ -52,13 +54,76 @@ def test_one_measurement_per_case(monkeypatch):
     assert asked == ["dense", FAST]
     for other in [(3, 8, 5, 5), (2, 8, 6, 5)]:
         choice(layer, *other)
+    layer.chosen_backend(torch.randn(2, 8, 5, 5, requires_grad=True))
     choice(DpsConv2d(8, 8, 3, nnz=50), 2, 8, 5, 5)
     choice(DpsConv2d(8, 8, 3, nnz=5, offset=None), 2, 8, 5, 5)
     choice(DpsConv2d(8, 8, 3, nnz=5, stride=2), 2, 8, 5, 5)
     layer.chosen_backend(torch.randn(2, 8, 5, 5).contiguous(memory_format=torch.channels_last))
     with torch.no_grad():
         choice(layer, 2, 8, 5, 5)
-    assert asked == ["dense", FAST] * 8
+    assert asked == ["dense", FAST] * 9
+
+
+def test_batches_of_nearly_one_size_share_a_measurement(monkeypatch):
+    asked = measuring(monkeypatch, dense=2.0, **{FAST: 1.0})
+    layer, convolution = DpsLinear(64, 32, nnz=5), DpsConv2d(8, 8, 3, nnz=5)
+    for rows in range(33, 65):
+        choice(layer, rows, 64)
+    for images in range(16, 20):
+        choice(convolution, images, 8, 5, 5)
+    assert asked == ["dense", FAST] * 2
+
+
+def test_a_backend_that_fails_is_not_chosen(monkeypatch):
+    def fail(*args, **options):
+        raise RuntimeError("not enough memory")
+
+    monkeypatch.setitem(functional.BACKENDS, FAST, fail)
+    assert choice(DpsLinear(64, 32, nnz=5), 4, 64) == "dense"
+    monkeypatch.setitem(functional.BACKENDS, "dense", fail)
+    assert choice(DpsLinear(64, 32, nnz=5), 5, 64) == "dense"  # by the rule: nothing could be measured
+
+
+@pytest.mark.parametrize("context", ["checkpoint", "vmap", "grad", "meta", "autocast", "inference", "hooks"])
+def test_measuring_inside_of_other_contexts(context):
+    layer, x = DpsLinear(64, 32, nnz=5), torch.randn(4, 64)
+    expected = DpsLinear(64, 32, nnz=5, backend="dense")(x)
+    if context == "checkpoint":
+        y = torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False)
+        y.sum().backward()
+    elif context == "vmap":
+        y = torch.vmap(layer)(x[:, None])[:, 0]
+    elif context == "grad":
+        y = expected
+        assert torch.func.grad(lambda t: layer(t).sum())(x).shape == x.shape
+    elif context == "hooks":
+        with torch.autograd.graph.save_on_cpu():
+            y = layer(x)
+    else:
+        contexts = {
+            "meta": torch.device("meta"),
+            "autocast": torch.autocast("cpu", torch.bfloat16),
+            "inference": torch.inference_mode(),
+        }
+        with contexts[context]:
+            y = layer(x)
+    torch.testing.assert_close(y.float(), expected, rtol=0.02, atol=0.02)
+
+
+def test_other_devices_never_get_the_native_kernels():
+    layer = DpsLinear(600, 600, nnz=5).to("meta")
+    assert layer.chosen_backend(torch.zeros(1, 600, device="meta")) == "torch"
+
+
+def test_choices_of_another_installation_do_not_bind(monkeypatch):
+    measuring(monkeypatch, dense=2.0, **{FAST: 1.0})
+    layer = DpsLinear(64, 32, nnz=5)
+    choice(layer, 4, 64)
+    (name,) = tuning.choices()
+    for table in ({"gpu": 0.1, "dense": 1.0}, {}):
+        tuning.recall({name: table})
+        assert choice(layer, 4, 64) in backends()
+    assert "gpu" not in tuning.cache_file().read_text()
 
 
 def test_measurements_are_kept_on_disk(monkeypatch):
@@ -141,7 +206,7 @@ def test_a_real_measurement(dtype, gradients):
     assert y.requires_grad == gradients
     ((case, times),) = tuning._known.items()
     assert set(times) == {"dense", FAST}
-    assert min(times.values()) > 0
+    assert 0 < min(times.values()) <= max(times.values()) < math.inf
     assert case.gradients == gradients
 
 

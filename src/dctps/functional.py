@@ -37,12 +37,12 @@ def multiply(
         x = x.to(torch.get_autocast_dtype(x.device.type))
     elif x.dtype != values.dtype:
         raise ValueError(f"the input is {x.dtype}, the layer {values.dtype}; convert one of them with .to()")
-    if _transformed():
+    if transformed():
         run = _dense
     return run(x, values, positions, alpha, bias, offset, geometry)
 
 
-def _transformed() -> bool:
+def transformed() -> bool:
     """Whether torch.func (grad, vmap, jvp ...) or forward-mode differentiation is at work.
 
     They look into computations in a way that operators of torch.library do not allow (jvp would silently give zeros),
@@ -57,7 +57,7 @@ def dense_weight(
     values: Tensor, positions: Tensor, alpha: Tensor | None, offset: Offset | None, shape: tuple[int, ...]
 ) -> Tensor:  # of shape `shape`
     """alpha D + S, differentiable in values and alpha."""
-    if _transformed():
+    if transformed():
         return _composed_weight(values, positions, alpha, offset, shape)
     name, named = _by_name(offset, alpha)
     weight: Tensor = operators.weight(values, positions, named, name, list(shape))

@@ -1,11 +1,12 @@
 """Memory that is freed stays with the process, so that the next step does not pay for it again.
 
 glibc gives every tensor above 32 MB pages of its own and returns them when the tensor dies. A training step that
-allocates its activations anew then spends more time in page faults than in BatchNorm and ReLU together: a ResNet50
-step on CIFAR images took about twice as long, dense or sparse (docs/kernels.md has the measurement).
+allocates its activations anew then spends more time in page faults than in BatchNorm and ReLU together
+(docs/kernels.md has a measurement).
 """
 
 import ctypes
+import sys
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of <malloc.h>
 
@@ -15,7 +16,7 @@ def keep_memory() -> bool:
 
     It holds for the whole process and cannot be undone: the process keeps the largest amount it ever used.
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform.startswith("linux") else None
     if mallopt is None:
         return False
     # -1 becomes the largest size: never give the top of the heap back

@@ -32,7 +32,7 @@ def build_optimiser(model: nn.Module, settings: Settings) -> torch.optim.Optimiz
     return OPTIMISERS[settings.optimizer](parameter_groups(model, settings), settings)
 
 
-def _together(groups: list[dict[str, Any]]) -> dict[str, bool]:
+def _together(groups: list[dict[str, Any]]) -> dict[str, Any]:
     """One call for all the tiny tensors of a sparse network instead of one each: fused where torch has that."""
     devices = {parameter.device.type for group in groups for parameter in group["params"]}
     return {"fused": True} if devices <= {"cpu", "cuda"} else {"foreach": True}

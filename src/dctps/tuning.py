@@ -34,20 +34,22 @@ from dctps.provenance import cpu
 IMAGES = 16  # of a batch that are measured
 REPEATS = 3  # after one warm-up; the median counts
 LARGE = 1 << 24  # weights above which no dense weight is built, not even to measure it
-FORMAT = 1  # of the file; raised when kernels change so that old measurements mislead
+ROWS = 512  # of a linear layer's input, at most
+FORMAT = 2  # of the file; raised when kernels change so that old measurements mislead
 
 
 class Case(NamedTuple):
-    """What a measurement depends on; supports of nearly one size share it."""
+    """What a measurement depends on; supports and batches of nearly one size share it."""
 
     geometry: Geometry
     size: int  # of the support: 2^(size / 2)
     offset: str
-    shape: tuple[int, ...]  # of the input
+    shape: tuple[int, ...]  # of the input that is measured
     channels_last: bool
     dtype: torch.dtype
     threads: int
-    gradients: bool
+    gradients: bool  # of the parameters
+    input_gradient: bool
 
 
 Times = dict[str, float]  # backend -> milliseconds
@@ -65,9 +67,10 @@ def choose(x: Tensor, nnz: int, offset: Offset | None, geometry: Geometry) -> st
         functional.check_backend(forced)
         return forced
     if not _can_measure(x, offset, geometry):
-        return rule(geometry, nnz)
+        return rule(geometry, nnz, x.device.type)
     times = measured(_case(x, nnz, offset, geometry))
-    return min(times, key=lambda backend: times[backend])
+    there = [backend for backend in functional.backends() if math.isfinite(times.get(backend, math.inf))]
+    return min(there, key=lambda backend: times[backend]) if there else rule(geometry, nnz)
 
 
 @contextlib.contextmanager
@@ -80,11 +83,11 @@ def by_rule() -> Iterator[None]:
         _by_rule.reset(token)
 
 
-def rule(geometry: Geometry, nnz: int) -> str:
+def rule(geometry: Geometry, nnz: int, device: str = "cpu") -> str:
     """Without a measurement: dense weights for small or well-filled layers, else never a dense weight."""
     size = math.prod(geometry.weight_shape)
-    native = kernels.native is not None
-    if size <= (TINY if native else SMALL) or nnz > WELL_FILLED * size:
+    native = kernels.native is not None and device == "cpu"
+    if size <= (TINY if native else SMALL) or (WELL_FILLED * size < nnz and size <= LARGE):
         return "dense"
     return "native" if native else "torch"
 
@@ -95,7 +98,7 @@ WELL_FILLED = 0.1  # density
 
 
 def _can_measure(x: Tensor, offset: Offset | None, geometry: Geometry) -> bool:
-    if torch.compiler.is_compiling() or isinstance(x, FakeTensor):
+    if torch.compiler.is_compiling() or isinstance(x, FakeTensor) or functional.transformed():
         return False
     if os.environ.get("DCTPS_TUNE") == "0" or _by_rule.get():
         return False
@@ -105,22 +108,35 @@ def _can_measure(x: Tensor, offset: Offset | None, geometry: Geometry) -> bool:
 
 
 def _case(x: Tensor, nnz: int, offset: Offset | None, geometry: Geometry) -> Case:
-    name = offset.recipe.name if isinstance(offset, PatchOffset) else ""
-    last = x.dim() == 4 and not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last)
-    threads, gradients = torch.get_num_threads(), torch.is_grad_enabled()
-    size = round(2 * math.log2(max(1, nnz)))
-    return Case(geometry, size, name, tuple(x.shape), last, x.dtype, threads, gradients)
+    autocast = torch.is_autocast_enabled("cpu") and x.dtype != torch.float64
+    gradients = torch.is_grad_enabled()
+    return Case(
+        geometry,
+        size=round(2 * math.log2(max(1, nnz))),
+        offset=offset.recipe.name if isinstance(offset, PatchOffset) else "",
+        shape=(_part(len(x), geometry), *x.shape[2:]),
+        channels_last=x.dim() == 4 and not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last),
+        dtype=torch.get_autocast_dtype("cpu") if autocast else x.dtype,
+        threads=torch.get_num_threads(),
+        gradients=gradients,
+        input_gradient=gradients and x.requires_grad,
+    )
+
+
+def _part(batch: int, geometry: Geometry) -> int:
+    """How many of a batch are measured: some images, or rows up to the next power of two."""
+    return min(batch, IMAGES) if geometry.axes else min(ROWS, 1 << (batch - 1).bit_length())
 
 
 def measured(case: Case) -> Times:
-    """Milliseconds of every backend, from memory, from disk or from a measurement made now."""
+    """Milliseconds of every backend, from memory, from a run that goes on, from disk or from a measurement made now."""
     with _lock:
         if case not in _known:
-            table = _read() | _recalled
-            times = table.get(_name(case))
-            if times is None:
-                times = table[_name(case)] = _measure(case)
-                _write(table)
+            name = _name(case)
+            times = _recalled.get(name) or _read().get(name)
+            if not times:
+                times = _measure(case)
+                _write(_read() | {name: times})
             _known[case] = times
         return _known[case]
 
@@ -142,34 +158,49 @@ def recall(table: dict[str, Times]) -> None:
 
 
 def _measure(case: Case) -> Times:
+    """In a thread of its own: hooks, modes, autocast and default devices of this one are not there."""
     backends = ["dense", "torch" if kernels.native is None else "native"]
-    state = torch.get_rng_state()
-    try:
-        with torch.inference_mode(False), torch.autocast("cpu", enabled=False), torch.set_grad_enabled(case.gradients):
-            return {backend: _milliseconds(case, backend) for backend in backends}
-    finally:
-        torch.set_rng_state(state)
+    times: Times = {}
+    thread = threading.Thread(target=lambda: times.update({b: _milliseconds(case, b) for b in backends}))
+    thread.start()
+    thread.join()
+    return times
 
 
 def _milliseconds(case: Case, backend: str) -> float:
-    g = case.geometry
-    dtype = case.dtype if case.dtype.is_floating_point else torch.float32
-    batch = case.shape[0] if g.axes == 0 else min(case.shape[0], IMAGES)
-    x = torch.randn(batch, *case.shape[1:]).to(dtype).requires_grad_(case.gradients)
-    nnz = min(math.prod(g.weight_shape), round(2 ** (case.size / 2)))
-    positions = torch.randperm(math.prod(g.weight_shape))[:nnz].sort().values.to(torch.int32)
-    values = torch.randn(nnz).to(dtype).requires_grad_(case.gradients)
+    """Infinite where a backend fails, as for want of memory: the others remain."""
+    try:
+        torch.set_num_threads(case.threads)
+        return _median(_trial(case, backend))
+    except (RuntimeError, ValueError, MemoryError):
+        return math.inf
+
+
+def _trial(case: Case, backend: str) -> Callable[[], None]:
+    """A layer of the case's shape on random numbers, forwards and, if wanted, backwards."""
+    g, generator = case.geometry, torch.Generator().manual_seed(0)
+    layout = torch.channels_last if case.channels_last else torch.contiguous_format
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator).to(case.dtype)
+
+    x = draw(case.shape[0], g.channels, *case.shape[1:]).contiguous(memory_format=layout)
+    x.requires_grad_(case.input_gradient)
+    size = math.prod(g.weight_shape)
+    nnz = min(size, round(2 ** (case.size / 2)))
+    positions = torch.randperm(size, generator=generator)[:nnz].sort().values.to(torch.int32)
+    values = draw(nnz).requires_grad_(case.gradients)
     offset = functional.named_offset(case.offset, g.weight_shape)
-    alpha = None if offset is None else torch.ones((), dtype=dtype, requires_grad=case.gradients)
-    if case.channels_last:
-        x = x.detach().contiguous(memory_format=torch.channels_last).requires_grad_(case.gradients)
+    alpha = None if offset is None else torch.ones((), dtype=case.dtype, requires_grad=case.gradients)
+    wanted = [t for t in (x, values, alpha) if t is not None and t.requires_grad]
 
     def run() -> None:
-        y = functional.multiply(x, values, positions, alpha, None, offset, g, backend)
-        if case.gradients:
-            torch.autograd.grad(y, [t for t in (x, values, alpha) if t is not None], torch.ones_like(y))
+        with torch.set_grad_enabled(case.gradients):
+            y = functional.multiply(x, values, positions, alpha, None, offset, g, backend)
+            if wanted:
+                torch.autograd.grad(y, wanted, torch.ones_like(y))
 
-    return _median(run)
+    return run
 
 
 def _median(run: Callable[[], None]) -> float:
@@ -187,8 +218,8 @@ def _median(run: Callable[[], None]) -> float:
 
 def cache_file() -> Path:
     """Where the measurements of this processor and these versions are kept."""
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = Path(os.environ.get("DCTPS_CACHE") or home / "dctps")
+    home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    folder = Path(os.environ.get("DCTPS_CACHE") or os.path.expanduser(f"{home}/dctps"))
     machine = "".join(
         c if c.isalnum() else "_" for c in f"{cpu()}-{kernels.instruction_set()}-torch{torch.__version__}"
     )
@@ -197,8 +228,9 @@ def cache_file() -> Path:
 
 def _name(case: Case) -> str:
     g = case.geometry
-    parts = [g.pack(), case.size, case.offset or "none", case.shape, case.channels_last, case.dtype]
-    return " ".join(str(part).replace(" ", "") for part in [*parts, case.threads, case.gradients])
+    parts: list[object] = [g.pack(), case.size, case.offset or "none", case.shape, case.channels_last, case.dtype]
+    parts += [case.threads, case.gradients, case.input_gradient]
+    return " ".join(str(part).replace(" ", "") for part in parts)
 
 
 def _read() -> dict[str, Times]:

@@ -69,14 +69,7 @@ def _make(offset: PatchOffset, geometry: Geometry, dtype: torch.dtype) -> Plan:
     own = make(*weights.shape, source, weights)
     arguments = (*stage.arguments, geometry.pack()) if stage.kind == "product" else stage.arguments
     getattr(own, stage.kind)(*arguments)
-    return Plan(own, weights.nbytes + _bytes(arguments))
-
-
-def _bytes(tables: Any) -> int:
-    """Of all arrays in nested lists."""
-    if isinstance(tables, list | tuple):
-        return sum(map(_bytes, tables))
-    return int(tables.nbytes) if isinstance(tables, np.ndarray) else 0
+    return Plan(own, own.nbytes)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -83,18 +83,22 @@ template <class T>
 void lines_forward(const Call<T>& call, const T* x, T scale, T* out, T* z, long pixels) {
   const Offset<T>& o = *call.offset;
   const long phases = call.layer.phases, ld = call.frame.ld;
-  auto run = o.kind == Kind::fourier ? fourier_forward<T> : hadamard_forward<T>;
+  const bool fourier = o.kind == Kind::fourier;
+  auto run = fourier ? fourier_forward<T> : hadamard_forward<T>;
   for (long f = 0; f < phases; f++)
-    for (long p = 0; p < pixels; p += PAIR<T>) run(o, x + f * ld + p, phases * ld, scale, out + f * ld + p, phases * ld, z);
+    for (long p = 0; p < pixels; p += fourier ? WIDTH<T> : PAIR<T>)
+      run(o, x + f * ld + p, phases * ld, scale, out + f * ld + p, phases * ld, z);
 }
 
 template <class T>
 void lines_adjoint(const Call<T>& call, const T* y, T* out, T* z, long pixels) {
   const Offset<T>& o = *call.offset;
   const long phases = call.layer.phases, ld = call.frame.ld;
-  auto run = o.kind == Kind::fourier ? fourier_adjoint<T> : hadamard_adjoint<T>;
+  const bool fourier = o.kind == Kind::fourier;
+  auto run = fourier ? fourier_adjoint<T> : hadamard_adjoint<T>;
   for (long f = 0; f < phases; f++)
-    for (long p = 0; p < pixels; p += PAIR<T>) run(o, y + f * ld + p, phases * ld, out + f * ld + p, phases * ld, z);
+    for (long p = 0; p < pixels; p += fourier ? WIDTH<T> : PAIR<T>)
+      run(o, y + f * ld + p, phases * ld, out + f * ld + p, phases * ld, z);
 }
 
 // Sums and differences of channels at equal distance from the middle: even ones first, then odd ones.

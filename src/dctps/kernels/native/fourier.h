@@ -1,15 +1,18 @@
 // The pointwise stage as a Fourier transform along the channels: lanes are pixels, so every operation is a full vector
 // operation and a permutation of rows costs nothing.
 //
-// Two vectors of pixels travel as real and imaginary part of one transform. With X the spectrum of a real input,
+// The inputs of a pixel are real, so those at even and odd places travel as real and imaginary part of a transform of
+// half the length (pixels never meet). With X the spectrum of the whole input, each output is
 //
 //     out_k = real_k Re X[f_k] + imaginary_k Im X[f_k]
 //
-// which covers the cosine, sine and Hartley transforms and the cosines and sines of the separable way; missing inputs
-// and outputs are never touched. The transform works in place, by decimation in frequency, and leaves its results in
-// the order of reversed digits, which the tables of the plan (`..._after`) undo.
+// which is a sum of four numbers, both parts of rows f and -f; the plan holds their weights. That covers the cosine,
+// sine and Hartley transforms and the cosines and sines of the separable way; missing inputs and outputs are never
+// touched. The transform works in place, by decimation in frequency, and leaves its results in the order of reversed
+// digits, which the tables of the plan (`..._after`) undo.
 #pragma once
 
+#include "pack.h"
 #include "plan.h"
 #include "simd.h"
 
@@ -125,49 +128,36 @@ void transform(const Fourier<T>& f, T* z) {
   }
 }
 
-template <class T>
-void clear(T* z, long count) {
-  for (long i = 0; i < count; i++) z[i] = 0;
-}
-
-// out[k] = scale * (pointwise stage of x)[k] for PAIR pixels; rows of x and out are `ldx` and `ldo` apart.
+// out[k] = scale * (pointwise stage of x)[k] for a vector of pixels; rows of x and out are `ldx` and `ldo` apart.
 template <class T>
 void fourier_forward(const Offset<T>& o, const T* x, long ldx, T scale, T* out, long ldo, T* z) {
   const Fourier<T>& f = o.fourier;
-  if (o.inputs < f.length) clear(z, f.length * PAIR<T>);
-  for (long c = 0; c < o.inputs; c++) {
-    const Vec<T> sign = splat(o.sign[c]);
-    store_row<T>(z, f.place[c], {sign * load(x + c * ldx), sign * load(x + c * ldx + WIDTH<T>)});
-  }
+  if (o.inputs < 2 * f.length) fill(z, f.length * PAIR<T>);
+  for (long c = 0; c < o.inputs; c++) store(z + f.place[c] * WIDTH<T>, splat(o.sign[c]) * load(x + c * ldx));
   transform(f, z);
-  for (long k = 0; k < o.planes; k++) {
+  const T* w = f.weight;
+  for (long k = 0; k < o.planes; k++, w += 4) {
     const Complex<T> low = load_row(z, f.low_after[k]), high = load_row(z, f.high_after[k]);
-    const Vec<T> real = splat(scale * f.real[k]), imaginary = splat(scale * f.imaginary[k]);
-    store(out + k * ldo, real * (low.re + high.re) + imaginary * (low.im - high.im));
-    store(out + k * ldo + WIDTH<T>, real * (low.im + high.im) + imaginary * (high.re - low.re));
+    const Vec<T> first = splat(w[0]) * low.re + splat(w[1]) * low.im;
+    store(out + k * ldo, scale * (first + splat(w[2]) * high.re + splat(w[3]) * high.im));
   }
 }
 
-// The transposed computation: x[c] = sum_k (pointwise stage)[k, c] y[k].
+// The transposed computation: x[c] = sum_k (pointwise stage)[k, c] y[k]. The adjoint of the transform is the transform
+// of the conjugate numbers, conjugated.
 template <class T>
 void fourier_adjoint(const Offset<T>& o, const T* y, long ldy, T* out, long ldo, T* z) {
   const Fourier<T>& f = o.fourier;
-  clear(z, f.length * PAIR<T>);
-  for (long k = 0; k < o.planes; k++) {
-    const Vec<T> first = load(y + k * ldy), second = load(y + k * ldy + WIDTH<T>);
-    const Vec<T> real = splat(f.real[k]), imaginary = splat(f.imaginary[k]);
-    const Complex<T> a = {real * first, -imaginary * first}, b = {real * second, -imaginary * second};
-    const Complex<T> low = {a.re - b.im, a.im + b.re}, high = {a.re + b.im, b.re - a.im};
-    store_row(z, f.low[k], load_row(z, f.low[k]) + low);
-    store_row(z, f.high[k], load_row(z, f.high[k]) + high);
+  fill(z, f.length * PAIR<T>);
+  const T* w = f.weight;
+  for (long k = 0; k < o.planes; k++, w += 4) {
+    const Vec<T> value = load(y + k * ldy);
+    store_row(z, f.low[k], load_row(z, f.low[k]) + Complex<T>{splat(w[0]) * value, splat(-w[1]) * value});
+    store_row(z, f.high[k], load_row(z, f.high[k]) + Complex<T>{splat(w[2]) * value, splat(-w[3]) * value});
   }
   transform(f, z);
-  for (long c = 0; c < o.inputs; c++) {
-    const Complex<T> row = load_row(z, f.place_after[c]);
-    const Vec<T> sign = splat(o.sign[c]);
-    store(out + c * ldo, sign * row.re);
-    store(out + c * ldo + WIDTH<T>, sign * row.im);
-  }
+  for (long c = 0; c < o.inputs; c++)
+    store(out + c * ldo, splat(f.sign_after[c]) * load(z + f.place_after[c] * WIDTH<T>));
 }
 
 }  // namespace dctps::DCTPS_ISA

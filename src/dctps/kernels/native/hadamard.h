@@ -34,7 +34,7 @@ void hadamard_forward(const Offset<T>& o, const T* x, long ldx, T scale, T* out,
     const Vec<T> sign = splat(o.sign[c]);
     store_row<T>(z, c, {sign * load(x + c * ldx), sign * load(x + c * ldx + WIDTH<T>)});
   }
-  clear(z + o.inputs * PAIR<T>, (o.length - o.inputs) * PAIR<T>);
+  fill(z + o.inputs * PAIR<T>, (o.length - o.inputs) * PAIR<T>);
   walsh(z, o.length);
   const Vec<T> factor = splat(scale * o.scale);
   for (long k = 0; k < o.planes; k++) {
@@ -46,7 +46,7 @@ void hadamard_forward(const Offset<T>& o, const T* x, long ldx, T scale, T* out,
 
 template <class T>
 void hadamard_adjoint(const Offset<T>& o, const T* y, long ldy, T* out, long ldo, T* z) {
-  clear(z, o.length * PAIR<T>);
+  fill(z, o.length * PAIR<T>);
   for (long k = 0; k < o.planes; k++) {
     const Complex<T> row = {load(y + k * ldy), load(y + k * ldy + WIDTH<T>)};
     store_row(z, o.row[k], load_row(z, o.row[k]) + row);

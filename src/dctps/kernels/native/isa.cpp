@@ -3,14 +3,10 @@
 
 namespace dctps::DCTPS_ISA {
 
-template <class T>
-static Kernels<T> kernels() {
-  return {PAIR<T>, scratch_size<T>, forward<T>, backward<T>};
-}
-
+// Constants, so that nothing of this file runs before the instruction set is known to be there.
 extern const Kernels<float> float_kernels;
 extern const Kernels<double> double_kernels;
-const Kernels<float> float_kernels = kernels<float>();
-const Kernels<double> double_kernels = kernels<double>();
+constexpr Kernels<float> float_kernels = {PAIR<float>, scratch_size<float>, forward<float>, backward<float>};
+constexpr Kernels<double> double_kernels = {PAIR<double>, scratch_size<double>, forward<double>, backward<double>};
 
 }  // namespace dctps::DCTPS_ISA

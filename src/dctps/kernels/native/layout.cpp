@@ -18,8 +18,7 @@ Taps::Taps(const Numbers& geometry) {
   for (int kind = 0; kind < 4; kind++)
     for (int a = 0; a < AXES; a++) const_cast<long*>(numbers[kind])[a] = kind == 2 ? 0 : 1;
   for (int a = 0; a < axes; a++) {
-    // a first axis of rows, so that large images can be cut into bands, and the last axis for neighbours in memory
-    const int to = axes == 2 && a == 0 ? 0 : AXES - axes + a;
+    const int to = axis_of(axes, a);
     for (int kind = 0; kind < 4; kind++) const_cast<long*>(numbers[kind])[to] = geometry[3 + kind * axes + a];
   }
   for (int a = 0; a < AXES; a++)
@@ -50,7 +49,7 @@ Layout::Layout(const Numbers& geometry, const Numbers& input) : taps(geometry) {
   layer.batch = input[0];
   for (int a = 0; a < AXES; a++) layer.axis[a].in = 1;
   for (int a = 0; a < taps.axes; a++)
-    layer.axis[taps.axes == 2 && a == 0 ? 0 : AXES - taps.axes + a].in = input[2 + a];
+    layer.axis[axis_of(taps.axes, a)].in = input[2 + a];
   for (int a = 0; a < AXES; a++) {
     Axis& axis = layer.axis[a];
     axis.kernel = taps.kernel[a], axis.stride = taps.stride[a];
@@ -78,7 +77,7 @@ Layout::Layout(const Numbers& geometry, const Numbers& input) : taps(geometry) {
 Numbers Layout::output() const {
   Numbers out = {layer.batch, layer.filters};
   for (int a = 0; a < taps.axes; a++)
-    out.push_back(layer.axis[taps.axes == 2 && a == 0 ? 0 : AXES - taps.axes + a].out);
+    out.push_back(layer.axis[axis_of(taps.axes, a)].out);
   return out;
 }
 

@@ -45,7 +45,7 @@ static View<T> view(const Array& array, const Numbers& shape, const char* name) 
   if (!fits) throw std::invalid_argument(std::string(name) + ": another shape or type than the layer and its input say");
   const int axes = int(shape.size()) - 2;
   View<T> out{static_cast<T*>(array.data()), array.stride(0), array.stride(1), {0, 0, 0}, false};
-  for (int a = 0; a < axes; a++) out.axis[axes == 2 && a == 0 ? 0 : AXES - axes + a] = array.stride(2 + a);
+  for (int a = 0; a < axes; a++) out.axis[axis_of(axes, a)] = array.stride(2 + a);
   constexpr int64_t line = 64 / sizeof(T);
   out.large = array.size() * sizeof(T) > LARGE && out.batch % line == 0 && reinterpret_cast<uintptr_t>(out.data) % 64 == 0;
   for (int64_t stride : out.axis) out.large = out.large && stride % line == 0;
@@ -140,6 +140,7 @@ static void bind(nb::module_& m, const char* name) {
               const Floats& real, const Floats& imaginary) {
              self.fourier(length, indices(place), floats(signs), indices(frequency), floats(real), floats(imaginary));
            })
+      .def_prop_ro("nbytes", &Own::bytes)
       .def("hadamard", [](Own& self, long length, const Floats& signs, const Indices& row, double scale) {
         self.hadamard(length, floats(signs), indices(row), scale);
       });

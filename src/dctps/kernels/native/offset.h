@@ -37,7 +37,7 @@ struct OwnedOffset {
   void product(const std::vector<std::optional<Table>>& first, const std::vector<Table>& second,
                const std::vector<double>& signs, const std::vector<int32_t>& tap_phase, long phases) {
     const bool thin = first[0].has_value(), folds = second.size() > 1;
-    plan.kind = Kind::product, plan.thin = thin, plan.folds = folds, plan.parts = int(second.size());
+    plan.thin = thin, plan.folds = folds, plan.parts = int(second.size());
     plan.inputs = long(signs.size()), plan.planes = filters * terms, plan.rank = 0;
     if (first.size() != second.size() || plan.parts != terms) throw std::invalid_argument("a product for each term");
     for (long i = 0; i < filters * terms; i++)
@@ -54,43 +54,61 @@ struct OwnedOffset {
       if (thin) part.first = packed(*first[i], false), part.first_adjoint = packed(*first[i], true);
       plan.rank += part.rank;
     }
-    if (phases > 1) return gather(second, tap_phase, phases);
-    for (int i = 0; i < plan.parts; i++) {
+    if (phases > 1 && thin) gather(second, tap_phase, phases);
+    for (int i = 0; !plan.gathers && i < plan.parts; i++) {
       plan.part[i].second = packed(second[i], false);
       numbers.emplace_back();
       for (long k = 0; k < filters; k += PLANES / plan.parts)
         pack(second[i], true, k, std::min(k + PLANES / plan.parts, filters), numbers.back());
       plan.part[i].second_adjoint = numbers.back().data();
     }
+    plan.kind = Kind::product;
+  }
+
+  long bytes() const {
+    size_t total = (weights.size()) * sizeof(T);
+    for (const auto& table : numbers) total += table.size() * sizeof(T);
+    for (const auto& table : indices) total += table.size() * sizeof(int32_t);
+    return long(total);
   }
 
   // out_k = real_k Re X[f_k] + imaginary_k Im X[f_k] of the transform X of sign_c x_c at place_c
   void fourier(long length, const std::vector<int32_t>& place, const std::vector<double>& signs,
                const std::vector<int32_t>& frequency, const std::vector<double>& real,
                const std::vector<double>& imaginary) {
-    plan.kind = Kind::fourier, plan.inputs = long(place.size()), plan.planes = long(frequency.size());
+    plan.inputs = long(place.size()), plan.planes = long(frequency.size());
     if (signs.size() != place.size() || real.size() != frequency.size() || imaginary.size() != frequency.size())
       throw std::invalid_argument("tables of a Fourier stage do not fit together");
     check(place, length), check(frequency, length);
-    stages(length);
-    std::vector<int32_t> high;
-    for (int32_t f : frequency) high.push_back(f ? int32_t(length - f) : 0);
-    plan.sign = kept(signs);
-    plan.fourier.place = kept(place), plan.fourier.place_after = kept(after(place));
-    plan.fourier.low = kept(frequency), plan.fourier.low_after = kept(after(frequency));
+    const long step = length % 2 ? 1 : 2, rows = length / step;  // an odd length travels without imaginary parts
+    stages(rows);
+    std::vector<int32_t> at, left_at, low, high;
+    std::vector<double> signs_after, weights;
+    for (size_t c = 0; c < place.size(); c++) {
+      const int32_t row = int32_t(place[c] / step), part = int32_t(place[c] % step);
+      at.push_back(2 * row + part), left_at.push_back(2 * after(row) + part);
+      signs_after.push_back(part ? -signs[c] : signs[c]);
+    }
+    for (size_t k = 0; k < frequency.size(); k++) {
+      low.push_back(int32_t(frequency[k] % rows)), high.push_back(int32_t((rows - low.back()) % rows));
+      append(weights, real[k], imaginary[k], 2 * M_PI * double(frequency[k]) / double(length), step == 1);
+    }
+    plan.sign = kept(signs), plan.fourier.sign_after = kept(signs_after), plan.fourier.weight = kept(weights);
+    plan.fourier.place = kept(at), plan.fourier.place_after = kept(left_at);
+    plan.fourier.low = kept(low), plan.fourier.low_after = kept(after(low));
     plan.fourier.high = kept(high), plan.fourier.high_after = kept(after(high));
-    // the real signals are half the sum and difference of the two frequencies
-    plan.fourier.real = kept(real, 0.5), plan.fourier.imaginary = kept(imaginary, 0.5);
     check_planes();
+    plan.kind = Kind::fourier;
   }
 
   void hadamard(long length, const std::vector<double>& signs, const std::vector<int32_t>& row, double scale) {
-    plan.kind = Kind::hadamard, plan.inputs = long(signs.size()), plan.planes = long(row.size());
+    plan.inputs = long(signs.size()), plan.planes = long(row.size());
     if (length < 1 || (length & (length - 1)) || plan.inputs > length)
       throw std::invalid_argument("a Hadamard stage needs a power of two, not less than its inputs");
     check(row, length);
     plan.length = length, plan.scale = T(scale), plan.sign = kept(signs), plan.row = kept(row);
     check_planes();
+    plan.kind = Kind::hadamard;
   }
 
  private:
@@ -181,20 +199,32 @@ struct OwnedOffset {
     return kept(table);
   }
 
-  // Where decimation in frequency leaves each index: its digits, reversed.
-  std::vector<int32_t> after(const std::vector<int32_t>& rows) const {
-    std::vector<int32_t> out;
-    for (int32_t row : rows) {
-      long position = 0, block = plan.fourier.length, rest = row;
-      for (int s = 0; s < plan.fourier.stages; s++) {
-        const long radix = plan.fourier.radix[s];
-        block /= radix;
-        position += rest % radix * block;
-        rest /= radix;
-      }
-      out.push_back(int32_t(position));
+  // The weights of both parts of Z[f] and Z[-f] in real Re X[f] + imaginary Im X[f]: Z is the transform of the even
+  // places plus i times that of the odd ones, X = E + exp(-i angle) O; where the length is odd, X is Z itself.
+  static void append(std::vector<double>& weights, double real, double imaginary, double angle, bool whole) {
+    if (whole) {
+      weights.insert(weights.end(), {real, imaginary, 0, 0});
+      return;
     }
-    return out;
+    const double turned = real * std::sin(angle) + imaginary * std::cos(angle);
+    const double other = real * std::cos(angle) - imaginary * std::sin(angle);
+    weights.insert(weights.end(), {(real - turned) / 2, (other + imaginary) / 2, (real + turned) / 2, (other - imaginary) / 2});
+  }
+
+  // Where decimation in frequency leaves an index: its digits, reversed.
+  int32_t after(int32_t row) const {
+    long position = 0, block = plan.fourier.length, rest = row;
+    for (int s = 0; s < plan.fourier.stages; s++) {
+      const long radix = plan.fourier.radix[s];
+      block /= radix;
+      position += rest % radix * block;
+      rest /= radix;
+    }
+    return int32_t(position);
+  }
+  std::vector<int32_t> after(std::vector<int32_t> rows) const {
+    for (int32_t& row : rows) row = after(row);
+    return rows;
   }
 };
 

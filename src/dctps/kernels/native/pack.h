@@ -5,6 +5,7 @@
 // in others, pixels are copied in runs.
 #pragma once
 
+#include <type_traits>
 #include <utility>
 
 #include "plan.h"
@@ -94,13 +95,22 @@ inline void fill(T* to, long count) {
 // --- transposing blocks of W x W, W the width of a vector -----------------------------------------------------------
 
 template <class T, int... I>
+inline Vec<T> shuffle(Vec<T> a, Vec<T> b) {
+#if defined(__GNUC__) && !defined(__clang__)  // which has __builtin_shufflevector only from version 12
+  using Index = std::conditional_t<sizeof(T) == 4, int32_t, int64_t>;
+  return __builtin_shuffle(a, b, Vec<Index>{I...});
+#else
+  return __builtin_shufflevector(a, b, I...);
+#endif
+}
+template <class T, int... I>
 inline Vec<T> interleave_low(Vec<T> a, Vec<T> b, std::integer_sequence<int, I...>) {
-  return __builtin_shufflevector(a, b, (I / 2 + I % 2 * int(sizeof...(I)))...);
+  return shuffle<T, (I / 2 + I % 2 * int(sizeof...(I)))...>(a, b);
 }
 template <class T, int... I>
 inline Vec<T> interleave_high(Vec<T> a, Vec<T> b, std::integer_sequence<int, I...>) {
   constexpr int n = sizeof...(I);
-  return __builtin_shufflevector(a, b, (n / 2 + I / 2 + I % 2 * n)...);
+  return shuffle<T, (n / 2 + I / 2 + I % 2 * n)...>(a, b);
 }
 
 template <class T>

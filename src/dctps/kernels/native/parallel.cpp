@@ -4,6 +4,7 @@
 #include <atomic>
 #include <exception>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -71,7 +72,10 @@ void parallel(long count, int threads, const std::function<void(long)>& task) {
     openmp()(work, &job, workers, 0);
   } else {
     std::vector<std::thread> others;
-    for (unsigned i = 1; i < workers; i++) others.emplace_back(work, &job);
+    try {
+      for (unsigned i = 1; i < workers; i++) others.emplace_back(work, &job);
+    } catch (const std::system_error&) {
+    }  // no more threads: those that are there do the work
     work(&job);
     for (std::thread& other : others) other.join();
   }

@@ -19,6 +19,12 @@ constexpr int MAX_STAGES = 40;
 constexpr int ROWS = 6;     // of a tile of a matrix product
 constexpr int PLANES = 24;  // planes that the adjoint of a matrix product takes at a time
 
+// Where axis `a` of `axes` goes: the first one becomes rows, so that large inputs can be cut into bands, and the last of
+// several the one of neighbours in memory.
+inline __attribute__((always_inline)) int axis_of(int axes, int a) {
+  return axes <= 2 && a == 0 ? 0 : AXES - axes + a;
+}
+
 struct Axis {
   long in, out, kernel, stride, padding, dilation;
   long reach;  // the largest shift along this axis
@@ -32,7 +38,7 @@ struct Layer {  // geometry of the layer on inputs of one size
   const int32_t* phase_of;     // (stride0 * stride1 * stride2): index among the phases in use, or -1
   const int32_t* tap_phase;    // (taps)
   const int64_t* tap_shift;    // (taps) in flat pixels
-  long channels() const { return groups * group_channels; }
+  __attribute__((always_inline)) long channels() const { return groups * group_channels; }
 };
 
 struct Frame {  // how every chunk of a call lies in memory
@@ -47,7 +53,7 @@ struct Chunk {
   long image, images;
   long base, rows;  // first row (in output coordinates) and number of rows of each image
   long low, high;   // the rows that this chunk answers for
-  long pixels(const Frame& f) const { return images * rows * f.row_pixels; }
+  __attribute__((always_inline)) long pixels(const Frame& f) const { return images * rows * f.row_pixels; }
 };
 
 template <class T>
@@ -80,14 +86,17 @@ struct Matrix {  // packed for products: [rows / ROWS][columns][ROWS]
 
 template <class T>
 struct Fourier {
-  long length;
+  long length;  // complex rows
   int stages;
   int radix[MAX_STAGES];
-  const T* twiddle[MAX_STAGES];  // per stage [length / radix][radix - 1] complex
+  const T* twiddle[MAX_STAGES];  // per stage [block / radix][radix - 1] complex
   const T* root[MAX_STAGES];     // per stage [radix] complex
-  const int32_t *place, *place_after;                          // (inputs) row in time; where the transform leaves it
-  const int32_t *low, *high, *low_after, *high_after;          // (outputs) rows of the frequencies f and -f
-  const T *real, *imaginary;                                   // (outputs) weights of both parts
+  // Halves of rows (real and imaginary parts, counted through): where inputs go, and where the transform leaves them.
+  const int32_t *place, *place_after;  // (inputs)
+  const T* sign_after;                 // (inputs)
+  // Rows of the frequencies f and -f, as the transform leaves them and as its adjoint takes them.
+  const int32_t *low, *high, *low_after, *high_after;  // (outputs)
+  const T* weight;                                     // (outputs, 4): of both parts of both rows
 };
 
 // Cosines are even and sines odd in the channels counted from their middle. So the channels are folded, x_c + x_(n-1-c)

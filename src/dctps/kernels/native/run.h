@@ -15,7 +15,7 @@ const Kernels<T>& kernels();   // of the best instruction set of this CPU
 const char* instruction_set();  // its name
 long& cache_budget();          // bytes of a chunk: most of the second-level cache; tests make it small
 
-constexpr long PARTIALS = 16 << 20;  // bytes of partial sums of the values' gradient
+constexpr long PARTIALS = 16 << 20;  // bytes of partial sums of the values' gradient beyond one set per thread
 
 template <class T>
 struct Lists {  // the multiply-adds of a call as rows of (offset, weight)
@@ -98,7 +98,7 @@ struct Job {
                kernels<T>().lanes, threads) {
     call.layer = layout.layer, call.frame = chunks.frame, call.alpha = alpha;
     const long widest = std::max({call.layer.filters, call.layer.channels() * call.layer.phases,
-                                  offset ? offset->plan.planes * call.layer.phases : 0L});
+                                  offset && !offset->plan.gathers ? offset->plan.planes * call.layer.phases : 0L});
     if (widest > INT32_MAX / call.frame.ld) throw std::invalid_argument("a layer too large for its chunk");
     if (offset) {
       call.offset = &offset->plan;
@@ -122,7 +122,7 @@ struct Job {
              [&](long i) { kernels<T>().forward(call, chunks.list[i], scratch(size)); });
   }
 
-  // <x, D'y>, and the gradient of the values; summed in an order that depends on the number of threads alone.
+  // <x, D'y>, and the gradient of the values; summed in an order that the number of threads fixes.
   double backward(int threads, T* values, long count) {
     const long size = kernels<T>().scratch(call, true), all = long(chunks.list.size());
     const long most = std::max<long>(threads, std::min<long>(4 * threads, PARTIALS / (8 * std::max(1L, count))));
@@ -148,7 +148,7 @@ struct Job {
   static T* scratch(long elements) {  // of this thread, kept for the next call
     static thread_local std::vector<T> own;
     constexpr size_t line = 64 / sizeof(T);
-    if (own.size() < size_t(elements) + line) own.resize(size_t(elements) + line);
+    if (own.size() < size_t(elements) + line) own = std::vector<T>(size_t(elements) + line);
     const size_t address = reinterpret_cast<size_t>(own.data()), aligned = (address + 63) / 64 * 64;
     return own.data() + (aligned - address) / sizeof(T);
   }
