@@ -135,11 +135,13 @@ void fourier_forward(const Offset<T>& o, const T* x, long ldx, T scale, T* out, 
   if (o.inputs < 2 * f.length) fill(z, f.length * PAIR<T>);
   for (long c = 0; c < o.inputs; c++) store(z + f.place[c] * WIDTH<T>, splat(o.sign[c]) * load(x + c * ldx));
   transform(f, z);
-  const T* w = f.weight;
-  for (long k = 0; k < o.planes; k++, w += 4) {
-    const Complex<T> low = load_row(z, f.low_after[k]), high = load_row(z, f.high_after[k]);
-    const Vec<T> first = splat(w[0]) * low.re + splat(w[1]) * low.im;
-    store(out + k * ldo, scale * (first + splat(w[2]) * high.re + splat(w[3]) * high.im));
+  for (long pair = 0; pair < f.pairs; pair++) {
+    const Complex<T> low = load_row(z, f.low_after[pair]), high = load_row(z, f.high_after[pair]);
+    for (long i = f.start[pair]; i < f.start[pair + 1]; i++) {
+      const T* w = f.weight + 4 * i;
+      const Vec<T> first = splat(w[0]) * low.re + splat(w[1]) * low.im;
+      store(out + f.output[i] * ldo, scale * (first + splat(w[2]) * high.re + splat(w[3]) * high.im));
+    }
   }
 }
 
@@ -148,12 +150,18 @@ void fourier_forward(const Offset<T>& o, const T* x, long ldx, T scale, T* out, 
 template <class T>
 void fourier_adjoint(const Offset<T>& o, const T* y, long ldy, T* out, long ldo, T* z) {
   const Fourier<T>& f = o.fourier;
-  fill(z, f.length * PAIR<T>);
-  const T* w = f.weight;
-  for (long k = 0; k < o.planes; k++, w += 4) {
-    const Vec<T> value = load(y + k * ldy);
-    store_row(z, f.low[k], load_row(z, f.low[k]) + Complex<T>{splat(w[0]) * value, splat(-w[1]) * value});
-    store_row(z, f.high[k], load_row(z, f.high[k]) + Complex<T>{splat(w[2]) * value, splat(-w[3]) * value});
+  if (!f.covers) fill(z, f.length * PAIR<T>);
+  for (long pair = 0; pair < f.pairs; pair++) {
+    Complex<T> low = {}, high = {};
+    for (long i = f.start[pair]; i < f.start[pair + 1]; i++) {
+      const Vec<T> value = load(y + f.output[i] * ldy);
+      const T* w = f.weight + 4 * i;
+      low = low + Complex<T>{splat(w[0]) * value, splat(-w[1]) * value};
+      high = high + Complex<T>{splat(w[2]) * value, splat(-w[3]) * value};
+    }
+    const bool same = f.low[pair] == f.high[pair];
+    store_row(z, f.low[pair], same ? low + high : low);
+    if (!same) store_row(z, f.high[pair], high);
   }
   transform(f, z);
   for (long c = 0; c < o.inputs; c++)

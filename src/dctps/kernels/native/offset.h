@@ -82,21 +82,16 @@ struct OwnedOffset {
     check(place, length), check(frequency, length);
     const long step = length % 2 ? 1 : 2, rows = length / step;  // an odd length travels without imaginary parts
     stages(rows);
-    std::vector<int32_t> at, left_at, low, high;
-    std::vector<double> signs_after, weights;
+    std::vector<int32_t> at, left_at;
+    std::vector<double> signs_after;
     for (size_t c = 0; c < place.size(); c++) {
       const int32_t row = int32_t(place[c] / step), part = int32_t(place[c] % step);
       at.push_back(2 * row + part), left_at.push_back(2 * after(row) + part);
       signs_after.push_back(part ? -signs[c] : signs[c]);
     }
-    for (size_t k = 0; k < frequency.size(); k++) {
-      low.push_back(int32_t(frequency[k] % rows)), high.push_back(int32_t((rows - low.back()) % rows));
-      append(weights, real[k], imaginary[k], 2 * M_PI * double(frequency[k]) / double(length), step == 1);
-    }
-    plan.sign = kept(signs), plan.fourier.sign_after = kept(signs_after), plan.fourier.weight = kept(weights);
+    plan.sign = kept(signs), plan.fourier.sign_after = kept(signs_after);
     plan.fourier.place = kept(at), plan.fourier.place_after = kept(left_at);
-    plan.fourier.low = kept(low), plan.fourier.low_after = kept(after(low));
-    plan.fourier.high = kept(high), plan.fourier.high_after = kept(after(high));
+    pair_outputs(length, rows, frequency, real, imaginary);
     check_planes();
     plan.kind = Kind::fourier;
   }
@@ -199,16 +194,41 @@ struct OwnedOffset {
     return kept(table);
   }
 
+  void pair_outputs(long length, long rows, const std::vector<int32_t>& frequency, const std::vector<double>& real,
+                    const std::vector<double>& imaginary) {
+    std::vector<std::vector<int32_t>> by_row(rows / 2 + 1);
+    for (size_t k = 0; k < frequency.size(); k++) {
+      const long row = frequency[k] % rows;
+      by_row[std::min(row, (rows - row) % rows)].push_back(int32_t(k));
+    }
+    std::vector<int32_t> low, high, start = {0}, output;
+    std::vector<double> weights;
+    for (size_t row = 0; row < by_row.size(); row++) {
+      if (by_row[row].empty()) continue;
+      low.push_back(int32_t(row)), high.push_back(int32_t((rows - row) % rows));
+      for (int32_t k : by_row[row]) {
+        const double angle = 2 * M_PI * double(frequency[k]) / double(length);
+        append(weights, real[k], imaginary[k], angle, rows == length, frequency[k] % rows != long(row));
+        output.push_back(k);
+      }
+      start.push_back(int32_t(output.size()));
+    }
+    Fourier<T>& f = plan.fourier;
+    f.pairs = long(low.size()), f.covers = f.pairs == long(by_row.size());
+    f.low = kept(low), f.high = kept(high), f.low_after = kept(after(low)), f.high_after = kept(after(high));
+    f.start = kept(start), f.output = kept(output), f.weight = kept(weights);
+  }
+
   // The weights of both parts of Z[f] and Z[-f] in real Re X[f] + imaginary Im X[f]: Z is the transform of the even
   // places plus i times that of the odd ones, X = E + exp(-i angle) O; where the length is odd, X is Z itself.
-  static void append(std::vector<double>& weights, double real, double imaginary, double angle, bool whole) {
-    if (whole) {
-      weights.insert(weights.end(), {real, imaginary, 0, 0});
-      return;
-    }
+  // `swapped`: those of Z[-f] first.
+  static void append(std::vector<double>& weights, double real, double imaginary, double angle, bool whole, bool swapped) {
     const double turned = real * std::sin(angle) + imaginary * std::cos(angle);
     const double other = real * std::cos(angle) - imaginary * std::sin(angle);
-    weights.insert(weights.end(), {(real - turned) / 2, (other + imaginary) / 2, (real + turned) / 2, (other - imaginary) / 2});
+    const double own[2] = {whole ? real : (real - turned) / 2, whole ? imaginary : (other + imaginary) / 2};
+    const double mirrored[2] = {whole ? 0 : (real + turned) / 2, whole ? 0 : (other - imaginary) / 2};
+    weights.insert(weights.end(), swapped ? mirrored : own, (swapped ? mirrored : own) + 2);
+    weights.insert(weights.end(), swapped ? own : mirrored, (swapped ? own : mirrored) + 2);
   }
 
   // Where decimation in frequency leaves an index: its digits, reversed.

@@ -94,9 +94,12 @@ struct Fourier {
   // Halves of rows (real and imaginary parts, counted through): where inputs go, and where the transform leaves them.
   const int32_t *place, *place_after;  // (inputs)
   const T* sign_after;                 // (inputs)
-  // Rows of the frequencies f and -f, as the transform leaves them and as its adjoint takes them.
-  const int32_t *low, *high, *low_after, *high_after;  // (outputs)
-  const T* weight;                                     // (outputs, 4): of both parts of both rows
+  // Outputs by the pair of rows (f and -f) that they are made of: a pair is read once for up to four of them.
+  long pairs;
+  bool covers;                            // does every row belong to a pair?
+  const int32_t *low, *high, *low_after, *high_after;  // (pairs) rows as the adjoint takes and the transform leaves them
+  const int32_t *start, *output;          // (pairs + 1), (outputs): which outputs
+  const T* weight;                        // (outputs, 4): of both parts of both rows
 };
 
 // Cosines are even and sines odd in the channels counted from their middle. So the channels are folded, x_c + x_(n-1-c)
