@@ -119,9 +119,10 @@ def _sparse_ops(layer: DpsLayer, x: Tensor, outputs: int) -> tuple[int, int]:
     size, q = m * math.prod(patch), max(m, math.prod(patch))
     has_offset = layer.offset is not None
     paper = outputs * (layer.nnz + (round(q * math.log2(q)) if has_offset else 0))
-    if layer.chosen_backend(x) == "dense":
+    backend = layer.chosen_backend(x)
+    if backend == "dense":
         return outputs * size, paper
-    count = _native_ops if layer.chosen_backend(x) == "native" else _offset_ops
+    count = _native_ops if backend == "native" else _offset_ops
     return outputs * layer.nnz + (count(layer, x, outputs) if has_offset else 0), paper
 
 

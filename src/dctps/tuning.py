@@ -114,15 +114,25 @@ def _case(x: Tensor, nnz: int, offset: Offset | None, geometry: Geometry) -> Cas
     gradients = torch.is_grad_enabled()
     return Case(
         geometry,
-        size=round(2 * math.log2(max(1, nnz))),
+        size=support_size(nnz),
         offset=offset.recipe.name if isinstance(offset, PatchOffset) else "",
         shape=(_part(len(x), geometry), *x.shape[2:]),
-        channels_last=x.dim() == 4 and not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last),
+        channels_last=is_channels_last(x),
         dtype=torch.get_autocast_dtype("cpu") if autocast else x.dtype,
         threads=torch.get_num_threads(),
         gradients=gradients,
         input_gradient=gradients and x.requires_grad,
     )
+
+
+def support_size(nnz: int) -> int:
+    """In steps of the square root of two: supports of nearly one size share a case."""
+    return round(2 * math.log2(max(1, nnz)))
+
+
+def is_channels_last(x: Tensor) -> bool:
+    """Whether images have their channels as neighbours in memory."""
+    return x.dim() == 4 and not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last)
 
 
 def _part(batch: int, geometry: Geometry) -> int:

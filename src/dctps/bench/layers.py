@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Iterator
 import torch
 from torch import Tensor, nn
 
-from dctps import functional
+from dctps import functional, tuning
 from dctps.bench import networks
 from dctps.bench.calls import inference, there_and_back
 from dctps.bench.contenders import FORMATS, in_format
@@ -121,9 +121,9 @@ def find_cases(asked: Layers) -> list[Case]:
 def _collector(name: str, cases: dict[Hashable, Case]) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
     def collect(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         assert isinstance(layer, DpsLayer)
-        x, size = inputs[0], round(2 * math.log2(max(1, layer.nnz)))  # supports of nearly one size share a case
+        x, size = inputs[0], tuning.support_size(layer.nnz)
         padding = getattr(layer, "padding", None), getattr(layer, "padding_mode", None)
-        last = x.dim() == 4 and not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last)
+        last = tuning.is_channels_last(x)
         key = (type(layer), layer.geometry, padding, layer.bias is None, size, x.shape, last, x.requires_grad)
         if key in cases:
             cases[key].count += 1

@@ -177,15 +177,14 @@ def _signs(offset: PatchOffset) -> np.ndarray:
 def _line(offset: PatchOffset) -> Stage:
     """One kernel position: the transform itself, of length q."""
     q, n, rows = offset.length, len(offset.channel_slots), offset.rows.numpy()
-    channels, signs = np.arange(n), _signs(offset)
+    channels, signs, norm = np.arange(n), _signs(offset), offset_norm(offset)
     if offset.recipe.transform == "hartley":
-        scale = np.full(len(rows), 1 / math.sqrt(q))
-        return _fourier(offset, q, channels, signs, rows, scale, -scale)
+        return _fourier(offset, q, channels, signs, rows, norm, -norm)
     if offset.recipe.transform == "dst":  # row k is row q-1-k of the cosine transform with every other column negated
         rows, signs = q - 1 - rows, signs * (1 - 2 * (channels % 2))
     # Makhoul: even entries, then odd ones backwards; y_k = s_k Re exp(-i pi k / 2q) V_k
     place = np.where(channels % 2 == 0, channels // 2, q - 1 - channels // 2)
-    norm, phase = np.sqrt(np.where(rows == 0, 1.0, 2.0) / q), np.pi * rows / (2 * q)
+    phase = np.pi * rows / (2 * q)
     return _fourier(offset, q, place, signs, rows, norm * np.cos(phase), norm * np.sin(phase))
 
 
