@@ -41,6 +41,7 @@ class Case:
     alpha: torch.Tensor | None
     recipe: TransformOffset | None
     geometry: Geometry
+    layout: str = "rows"
 
     @classmethod
     def of(cls, geometry, spatial, recipe=None, batch=2, nnz=5, dtype=torch.float64, layout="rows"):
@@ -49,7 +50,7 @@ class Case:
         values = torch.randn(len(positions), dtype=dtype, generator=generator)
         alpha = None if recipe is None else torch.tensor(0.7, dtype=dtype)
         x = torch.randn(batch, geometry.channels, *spatial, dtype=dtype, generator=generator)
-        return cls(LAYOUTS[layout](x), values, positions, alpha, recipe, geometry)
+        return cls(LAYOUTS[layout](x), values, positions, alpha, recipe, geometry, layout)
 
     @property
     def offset(self):
@@ -64,9 +65,15 @@ class Case:
         return self.offset.matrix(self.x.dtype).view(self.geometry.weight_shape)
 
     def forward(self):
-        y = torch.full((len(self.x), self.geometry.filters, *self.output()), math.nan, dtype=self.x.dtype)
+        y = self.as_output(
+            torch.full((len(self.x), self.geometry.filters, *self.output()), math.nan, dtype=self.x.dtype)
+        )
         products.forward(self.x, self.values, self.positions, self.alpha, self.offset, self.geometry, y)
         return y
+
+    def as_output(self, y):
+        """As a layer's output lies in memory: channels last if its input does."""
+        return _channels_last(y) if self.layout == "channels last" else y
 
     def backward(self, grad, needs=(True, True, True)):
         args = self.x, self.values, self.positions, self.alpha, self.offset, self.geometry
@@ -78,7 +85,7 @@ class Case:
     def check(self):
         weight = self.weight()
         assert_close(self.forward(), convolve(self.x, weight, None, self.geometry))
-        grad = torch.randn(len(self.x), self.geometry.filters, *self.output(), dtype=self.x.dtype)
+        grad = self.as_output(torch.randn(len(self.x), self.geometry.filters, *self.output(), dtype=self.x.dtype))
         x, values, alpha = self.backward(grad)
         assert_close(x, convolve_adjoint(grad, weight, self.geometry, self.x.shape[2:]))
         leaf = weight.detach().requires_grad_()
@@ -115,8 +122,10 @@ def cache_budget(size):
 def cases(draw):
     axes = draw(st.integers(0, 3))
     per_axis = st.tuples(*[st.integers(1, 3)] * axes)
-    groups = draw(st.sampled_from([1, 1, 1, 2])) if axes else 1
+    groups = draw(st.sampled_from([1, 1, 1, 2, 0])) if axes else 1
     channels, filters = draw(st.integers(1, 70)), draw(st.integers(1, 40))
+    if not groups:  # depthwise
+        groups, channels, filters = filters, 1, 1
     kernel, stride, dilation = draw(per_axis), draw(per_axis), draw(st.tuples(*[st.integers(1, 2)] * axes))
     padding = tuple(draw(st.integers(0, 3)) for _ in range(axes))
     geometry = Geometry((groups * filters, channels, *kernel), stride, padding, dilation, groups)

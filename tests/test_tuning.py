@@ -27,11 +27,11 @@ def measuring(monkeypatch, **times):
     """Times instead of measurements, and a list of what was asked for."""
     asked = []
 
-    def milliseconds(case, backend):
-        asked.append(backend)
-        return times[backend]
+    def race(case, backends):
+        asked.extend(backends)
+        return {backend: times[backend] for backend in backends}
 
-    monkeypatch.setattr(tuning, "_milliseconds", milliseconds)
+    monkeypatch.setattr(tuning, "_race", race)
     return asked
 
 
@@ -69,9 +69,30 @@ def test_batches_of_nearly_one_size_share_a_measurement(monkeypatch):
     layer, convolution = DpsLinear(64, 32, nnz=5), DpsConv2d(8, 8, 3, nnz=5)
     for rows in range(33, 65):
         choice(layer, rows, 64)
-    for images in range(16, 20):
+    for images in range(9, 17):
         choice(convolution, images, 8, 5, 5)
     assert asked == ["dense", FAST] * 2
+
+
+@pytest.mark.parametrize(
+    ("few", "images", "expected"),
+    [
+        ((1.0, 1.7), [16], "dense"),  # clear
+        ((1.7, 1.0), [16], FAST),
+        ((1.0, 1.5), [16, 128], FAST),  # in doubt: the whole batch decides, and there ours is faster
+        ((13.0, 12.0), [16], FAST),  # in doubt, but 128 images would take too long
+    ],
+)
+def test_a_few_images_decide_where_they_can(few, images, expected, monkeypatch):
+    asked = []
+
+    def race(case, backends):
+        asked.append(case.shape[0])
+        return dict(zip(["dense", FAST], few if case.shape[0] == 16 else (9.0, 8.0), strict=True))
+
+    monkeypatch.setattr(tuning, "_race", race)
+    assert choice(DpsConv2d(8, 8, 3, nnz=5), 200, 8, 5, 5) == expected
+    assert asked == images
 
 
 def test_a_backend_that_fails_is_not_chosen(monkeypatch):

@@ -1,8 +1,9 @@
 """`backend="auto"`: the fastest of the correct ways for each layer, measured once on this machine.
 
-The first time a layer meets a shape of input, its ways run a few times on random numbers, on a small part of the
-batch, forwards and (where gradients are wanted) backwards; the fastest is kept in memory and on disk, per processor,
-threads and versions. The dense way is always among the measured ones, so none that is slower than it is ever chosen.
+The first time a layer meets a shape of input, its ways run a few times on random numbers, forwards and (where
+gradients are wanted) backwards: on a small part of the batch, and where that leaves a doubt on all of it, since what
+fits a cache is no measure of what does not. The fastest is kept in memory and on disk, per processor, threads and
+versions. The dense way is always among the measured ones, so none that is slower than it is ever chosen.
 
     DCTPS_TUNE=0             no measurement: a rule by sizes alone, which depends on nothing but the layer
     DCTPS_BACKEND=dense      this backend wherever a layer says "auto"
@@ -31,11 +32,14 @@ from dctps.geometry import Geometry
 from dctps.offsets import Offset, PatchOffset
 from dctps.provenance import cpu
 
-IMAGES = 16  # of a batch that are measured
+FEW = 16  # images that are measured first
+MANY = 128  # images that are measured at most
+CLEAR = 1.6  # times faster than dense, or slower, on a few images: then that decides
+PATIENCE = 100  # milliseconds of one run on many images, beyond which the few decide all the same
 REPEATS = 5  # after one warm-up; the fastest counts
 LARGE = 1 << 24  # weights above which no dense weight is built, not even to measure it
 ROWS = 512  # of a linear layer's input, at most
-FORMAT = 2  # of the file; raised when kernels change so that old measurements mislead
+FORMAT = 3  # of the file; raised when kernels change so that old measurements mislead
 
 
 class Case(NamedTuple):
@@ -136,8 +140,8 @@ def is_channels_last(x: Tensor) -> bool:
 
 
 def _part(batch: int, geometry: Geometry) -> int:
-    """How many of a batch are measured: some images, or rows up to the next power of two."""
-    return min(batch, IMAGES) if geometry.axes else min(ROWS, 1 << (batch - 1).bit_length())
+    """How many of a batch stand for it: batches up to the next power of two share a measurement."""
+    return min(MANY if geometry.axes else ROWS, 1 << (batch - 1).bit_length())
 
 
 def measured(case: Case) -> Times:
@@ -178,15 +182,39 @@ def _measure(case: Case) -> Times:
         torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor),
         torch.device("cpu"),
     ):
-        return {backend: _milliseconds(case, backend) for backend in backends}
+        if not case.geometry.axes or case.shape[0] <= FEW:
+            return _race(case, backends)
+        times = _race(case._replace(shape=(FEW, *case.shape[1:])), backends)
+        slow, fast = max(times.values()), min(times.values())
+        if slow > CLEAR * fast or slow * case.shape[0] > PATIENCE * FEW:
+            return times
+        return _race(case, backends)
 
 
-def _milliseconds(case: Case, backend: str) -> float:
-    """Infinite where a backend fails, as for want of memory: the others remain."""
-    try:
-        return _fastest(_trial(case, backend))
-    except (RuntimeError, ValueError, MemoryError):
-        return math.inf
+def _race(case: Case, backends: list[str]) -> Times:
+    """The fastest run of each, in turn, so that whatever else the machine does hits all alike.
+
+    Infinite where a backend fails, as for want of memory: the others remain.
+    """
+    times = dict.fromkeys(backends, math.inf)
+    runs = {backend: _trial(case, backend) for backend in backends}
+    for warm in [False] + [True] * REPEATS:
+        for backend, run in list(runs.items()):
+            try:
+                taken = _milliseconds(run)
+            except (RuntimeError, ValueError, MemoryError):
+                del runs[backend]
+                times[backend] = math.inf
+                continue
+            if warm:  # what else a machine does only ever makes a run slower
+                times[backend] = min(times[backend], taken)
+    return times
+
+
+def _milliseconds(run: Callable[[], None]) -> float:
+    start = time.perf_counter()
+    run()
+    return 1e3 * (time.perf_counter() - start)
 
 
 def _trial(case: Case, backend: str) -> Callable[[], None]:
@@ -214,17 +242,6 @@ def _trial(case: Case, backend: str) -> Callable[[], None]:
                 torch.autograd.grad(y, wanted, torch.ones_like(y))
 
     return run
-
-
-def _fastest(run: Callable[[], None]) -> float:
-    """Of several, after a warm-up: what else a machine does only ever makes a run slower."""
-    run()
-    times = []
-    for _ in range(REPEATS):
-        start = time.perf_counter()
-        run()
-        times.append(1e3 * (time.perf_counter() - start))
-    return min(times)
 
 
 # --- the file -------------------------------------------------------------------------------------------------------

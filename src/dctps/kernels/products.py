@@ -28,8 +28,11 @@ def forward(
 ) -> None:
     """out = (alpha D + S) x."""
     if offset is not None and alpha is not None and is_direct(offset, geometry):
-        weight = _weight(values, positions, alpha, offset)
-        return _forward(x, weight, _every_place(geometry), None, 0.0, geometry, out)
+        return _direct_forward(x, _weight(values, positions, alpha, offset), geometry, out)
+    if offset is not None and alpha is not None and is_pointwise(geometry, values.numel(), x, out):
+        layer = _pointwise_layer(values, positions, alpha, offset, geometry)
+        native.pointwise_forward(_raw(x), *layer, _raw(out), torch.get_num_threads())
+        return
     plan = None if offset is None else offset_plan(offset, geometry, x.dtype)
     scale = 0.0 if alpha is None or plan is None else alpha.item()
     _forward(x, values, _places(positions, geometry), plan, scale, geometry, out)
@@ -51,6 +54,8 @@ def backward(
     needs_x, needs_values, needs_alpha = needs
     if offset is not None and alpha is not None and is_direct(offset, geometry):
         return _direct_backward(grad, x, values, positions, alpha, offset, geometry, needs)
+    if offset is not None and alpha is not None and is_pointwise(geometry, values.numel(), x, grad):
+        return _pointwise_backward(grad, x, values, positions, alpha, offset, geometry, needs)
     plan = None if offset is None else offset_plan(offset, geometry, x.dtype)
     scale = 0.0 if alpha is None or plan is None else alpha.item()
     values_grad = torch.empty_like(values) if needs_values else None
@@ -81,6 +86,19 @@ def _weight(values: Tensor, positions: Tensor, alpha: Tensor, offset: PatchOffse
     return dense.index_add_(0, positions, values)
 
 
+def _direct_forward(x: Tensor, weight: Tensor, geometry: Geometry, out: Tensor) -> None:
+    if _is_depthwise(geometry, x, out):
+        native.depthwise_forward(geometry.pack(), _raw(x), _raw(weight), _raw(out), torch.get_num_threads())
+    else:
+        _forward(x, weight, _every_place(geometry), None, 0.0, geometry, out)
+
+
+def _is_depthwise(geometry: Geometry, *tensors: Tensor) -> bool:
+    """Whether the kernels that take channels as they lie serve: one channel per filter, channels-last tensors."""
+    alone = geometry.group_channels == 1 and geometry.filters == geometry.groups
+    return alone and all(tensor.stride(1) == 1 for tensor in tensors)
+
+
 def _direct_backward(
     grad: Tensor,
     x: Tensor,
@@ -95,13 +113,17 @@ def _direct_backward(
     target = torch.empty_like(x) if needs[0] else None
     full = torch.empty_like(weight) if needs[2] else None
     some = torch.empty_like(values) if needs[1] and not needs[2] else None
-    if needs[0] or needs[2]:
+    if _is_depthwise(geometry, x, grad):
+        some, full = None, torch.empty_like(weight) if needs[1] or needs[2] else None
+        targets = [None if t is None else _raw(t) for t in (target, full)]
+        native.depthwise_backward(geometry.pack(), _raw(grad), _raw(x), _raw(weight), *targets, torch.get_num_threads())
+    elif needs[0] or needs[2]:
         _backward(grad, x, weight, where, None, 0.0, geometry, target, full, False)
     if some is not None:  # alpha alone needs the gradient of every place
         _backward(grad, x, values, _places(positions, geometry), None, 0.0, geometry, None, some, False)
     if full is None:
         return target, some, None
-    alpha_grad = torch.dot(full, offset_products.weight(offset, x.dtype, x.device).view(-1))
+    alpha_grad = torch.dot(full, offset_products.weight(offset, x.dtype, x.device).view(-1)) if needs[2] else None
     return target, full.index_select(0, positions) if needs[1] else None, alpha_grad
 
 
@@ -111,6 +133,48 @@ def _every_place(geometry: Geometry) -> Any:
         return Plan(native.Sparse(geometry.pack(), torch.arange(size, device="cpu").numpy()), 32 * size)
 
     return _full.get(geometry, make).own
+
+
+# --- 1x1 layers with so few channels that a transform would not pay for changing the memory format -------------------
+
+
+POINTWISE = 1 << 13  # weights; above, the transform is faster although it changes the memory format there and back
+SAMPLED = 1 / 32  # density; above, the gradient at single places costs more than a product
+
+
+def is_pointwise(geometry: Geometry, nnz: int, *tensors: Tensor) -> bool:
+    """Whether W itself is applied to the pixels as they lie."""
+    size = geometry.filters * geometry.group_channels
+    plain = geometry.taps == geometry.groups == 1 and max(geometry.stride, default=1) == 1 and not any(geometry.padding)
+    return plain and size <= POINTWISE and nnz <= SAMPLED * size and all(_dense_pixels(tensor) for tensor in tensors)
+
+
+def _dense_pixels(x: Tensor) -> bool:
+    return x.movedim(1, -1).is_contiguous()
+
+
+def _pointwise_layer(
+    values: Tensor, positions: Tensor, alpha: Tensor, offset: PatchOffset, geometry: Geometry
+) -> tuple[Any, ...]:
+    table = offset_products.weight(offset, values.dtype, values.device).view(offset.shape)
+    return table, alpha.item(), _places(positions, geometry), _raw(values.contiguous())
+
+
+def _pointwise_backward(
+    grad: Tensor,
+    x: Tensor,
+    values: Tensor,
+    positions: Tensor,
+    alpha: Tensor,
+    offset: PatchOffset,
+    geometry: Geometry,
+    needs: tuple[bool, bool, bool],
+) -> Gradients:
+    layer = _pointwise_layer(values, positions, alpha, offset, geometry)
+    targets = [torch.empty_like(t) if need else None for t, need in zip((x, values), needs[:2], strict=True)]
+    raw = [None if t is None else _raw(t) for t in targets]
+    inner = native.pointwise_backward(_raw(grad), _raw(x), *layer, *raw, torch.get_num_threads())
+    return targets[0], targets[1], alpha.new_tensor(inner) if needs[2] else None
 
 
 # --- calls ----------------------------------------------------------------------------------------------------------

@@ -36,8 +36,8 @@ class InvertedResidual(nn.Module):
             self.shortcut = nn.Sequential(nn.Conv2d(channels, out, 1, bias=False), nn.BatchNorm2d(out))
 
     def forward(self, x: Tensor) -> Tensor:
-        y = F.relu(self.bn1(self.conv1(x)))
-        y = F.relu(self.bn2(self.conv2(y)))
+        y = F.relu(self.bn1(self.conv1(x)), inplace=True)
+        y = F.relu(self.bn2(self.conv2(y)), inplace=True)
         y = self.bn3(self.conv3(y))
         return y + self.shortcut(x) if self.stride == 1 else y  # type: ignore[no-any-return]
 
@@ -61,6 +61,6 @@ class MobileNetV2(nn.Module):
         self.fc = nn.Linear(1280, num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.blocks(F.relu(self.bn1(self.conv1(x))))
-        x = F.relu(self.bn2(self.conv2(x)))
+        x = self.blocks(F.relu(self.bn1(self.conv1(x)), inplace=True))
+        x = F.relu(self.bn2(self.conv2(x)), inplace=True)
         return self.fc(x.mean((2, 3)))  # type: ignore[no-any-return]

@@ -1,12 +1,28 @@
 // Compiled once per instruction set, with DCTPS_ISA as the name of its namespace.
 #include "chunk.h"
+#include "pointwise.h"
+#include "stencil.h"
 
 namespace dctps::DCTPS_ISA {
+
+template <class T>
+constexpr Kernels<T> all = {
+    PAIR<T>,
+    scratch_size<T>,
+    forward<T>,
+    backward<T>,
+    gather_row<T>,
+    weight_row<T>,
+    PANEL<T>,
+    pointwise_scratch<T>,
+    pointwise_forward<T>,
+    pointwise_backward<T>,
+};
 
 // Constants, so that nothing of this file runs before the instruction set is known to be there.
 extern const Kernels<float> float_kernels;
 extern const Kernels<double> double_kernels;
-constexpr Kernels<float> float_kernels = {PAIR<float>, scratch_size<float>, forward<float>, backward<float>};
-constexpr Kernels<double> double_kernels = {PAIR<double>, scratch_size<double>, forward<double>, backward<double>};
+constexpr Kernels<float> float_kernels = all<float>;
+constexpr Kernels<double> double_kernels = all<double>;
 
 }  // namespace dctps::DCTPS_ISA

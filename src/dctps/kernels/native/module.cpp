@@ -1,61 +1,18 @@
-// The Python module: arrays come by DLPack, are checked, and become views; nothing here links against torch.
-#include <nanobind/nanobind.h>
-#include <nanobind/ndarray.h>
-#include <nanobind/stl/optional.h>
-#include <nanobind/stl/vector.h>
-
-#include <string>
-
+// The Python module; nothing here links against torch.
+#include "arrays.h"
 #include "run.h"
 
-namespace nb = nanobind;
-using namespace nb::literals;
+using namespace nanobind::literals;
 
 namespace dctps {
 
-using Array = nb::ndarray<nb::device::cpu>;
-using Floats = nb::ndarray<const double, nb::c_contig, nb::device::cpu>;
-using Indices = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Positions = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+void bind_direct(nb::module_& m);  // direct.cpp
 
 static std::vector<double> floats(const Floats& a) { return {a.data(), a.data() + a.size()}; }
 static std::vector<int32_t> indices(const Indices& a) { return {a.data(), a.data() + a.size()}; }
 static Table table(const Floats& a) {
   if (a.ndim() != 2) throw std::invalid_argument("a factor is a matrix");
   return {a.data(), long(a.shape(0)), long(a.shape(1))};
-}
-
-constexpr size_t LARGE = 16 << 20;  // bytes of a tensor that is written past the caches
-
-template <class T>
-static const T* vector(const std::optional<Array>& array, long size, const char* name) {
-  if (!array) return nullptr;
-  if (array->dtype() != nb::dtype<T>() || array->ndim() != 1 || long(array->size()) != size ||
-      (size > 1 && array->stride(0) != 1))
-    throw std::invalid_argument(std::string(name) + ": expected a contiguous vector of " + std::to_string(size) +
-                                " numbers of the input's type");
-  return static_cast<const T*>(array->data());
-}
-
-// The array as (batch, channels, 3 axes); its shape must be `shape`.
-template <class T>
-static View<T> view(const Array& array, const Numbers& shape, const char* name) {
-  bool fits = array.dtype() == nb::dtype<std::remove_const_t<T>>() && array.ndim() == shape.size();
-  for (size_t i = 0; fits && i < shape.size(); i++) fits = long(array.shape(i)) == shape[i];
-  if (!fits) throw std::invalid_argument(std::string(name) + ": another shape or type than the layer and its input say");
-  const int axes = int(shape.size()) - 2;
-  View<T> out{static_cast<T*>(array.data()), array.stride(0), array.stride(1), {0, 0, 0}, false};
-  for (int a = 0; a < axes; a++) out.axis[axis_of(axes, a)] = array.stride(2 + a);
-  constexpr int64_t line = 64 / sizeof(T);
-  out.large = array.size() * sizeof(T) > LARGE && out.batch % line == 0 && reinterpret_cast<uintptr_t>(out.data) % 64 == 0;
-  for (int64_t stride : out.axis) out.large = out.large && stride % line == 0;
-  return out;
-}
-
-static Numbers shape_of(const Array& array) {
-  Numbers shape;
-  for (size_t i = 0; i < array.ndim(); i++) shape.push_back(long(array.shape(i)));
-  return shape;
 }
 
 template <class T>
@@ -161,6 +118,7 @@ NB_MODULE(_native, m) {
       .def("__init__", [](Sparse* self, const Numbers& geometry, const Positions& positions) {
         new (self) Sparse(geometry, positions.data(), long(positions.size()));
       });
+  bind_direct(m);
   m.def("reads_all", [](const Numbers& geometry, const Numbers& input) { return Layout(geometry, input).reads_all(); });
   m.def("instruction_set", &instruction_set);
   m.def("cache_budget", [](std::optional<long> bytes) {

@@ -152,6 +152,42 @@ struct Call {
   bool needs_x, needs_values, needs_alpha;
 };
 
+// --- channels-last tensors, whose neighbouring channels fill vectors as they lie -----------------------------------
+
+struct Meet {  // a kernel position and the coordinate of the source that it reads
+  int32_t tap, source;
+};
+
+struct Span {  // destinations first, first + step, ... which read with the same kernel positions, one step further each
+  long first, step, count, source_step;
+  const Meet *meets, *end;  // of the first of them
+};
+
+template <class T>
+struct Gather {  // a depthwise convolution or its adjoint: out[p][c] = sum over the meets of p of w[tap][c] source[..][c]
+  View<const T> source;
+  View<T> out;
+  const T* weight;  // (taps, channels)
+  long channels, kernel[AXES], size[2];
+  const Meet* const* meets[2];  // by the destination's coordinate on the first two axes; one more marks the end
+  const Span* spans;            // of the last axis
+  long span_count;
+};
+
+template <class T>
+struct Pointwise {  // y[p] = W x[p] over `pixels`, and backwards; x and y lie dense
+  long pixels, channels, filters;
+  const T *forward, *back;  // W' and D as panels of vectors, see pointwise.h
+  T alpha;
+  const T *x, *y;  // what is read (y: the gradient of the output)
+  T* out;
+  bool past;  // write past the caches
+  long count;  // of S
+  const int32_t *filter, *channel;
+  const T* values;
+  bool needs_x, needs_values, needs_alpha;
+};
+
 template <class T>
 struct Kernels {  // one set per instruction set
   long lanes;  // pixels that a transform takes at a time: fewer would leave vectors half empty
@@ -159,6 +195,12 @@ struct Kernels {  // one set per instruction set
   void (*forward)(const Call<T>&, const Chunk&, T* scratch);
   // adds to `values` (nnz) and returns <x, D'y>
   double (*backward)(const Call<T>&, const Chunk&, T* scratch, double* values);
+  void (*gather)(const Gather<T>&, long image, long row);
+  void (*weight)(const Gather<T>& forward, const View<const T>& y, long image, long row, T* sums);  // adds (taps, channels)
+  long panel;  // columns of a panel
+  long (*pointwise_scratch)(const Pointwise<T>&);
+  void (*pointwise)(const Pointwise<T>&, long first, long last, T* scratch);
+  double (*pointwise_backward)(const Pointwise<T>&, long first, long last, T* scratch, double* values);
 };
 
 }  // namespace dctps
