@@ -9,8 +9,24 @@ from hypothesis import strategies as st
 from dctps.allocation import ALLOCATIONS, allocate, apportion, budget, draw_supports, strict_filter_counts
 from shapes import NETWORKS
 
-EXACT = ["uniform", "epl", "epf", "erk", "epf_strict"]
+EXACT = [rule for rule in ALLOCATIONS if "paper" not in rule and rule != "erk_google"]
 PAPER_DENSITIES = [0.05, 0.02, 0.01, 0.005, 0.002, 0.001, 0.0005, 0.0002, 0.0001]
+
+# P N of every row of the table below, rounded to the one digit it has there
+TARGETS = {
+    ("resnet50", 0.05): 1173385.6,
+    ("resnet50", 0.01): 234677.1,
+    ("resnet50", 0.001): 23467.7,
+    ("resnet50", 0.0001): 2346.8,
+    ("vgg19", 0.05): 1001200,
+    ("vgg19", 0.01): 200240,
+    ("vgg19", 0.0001): 2002.4,
+    ("resnet18", 0.01): 111643.5,
+    ("mobilenetv2", 0.01): 22618.2,
+    ("mobilenetv2", 0.0001): 226.2,
+    ("fixup_resnet110", 0.001): 1719.9,
+    ("lenet", 0.01): 615.1,
+}
 
 # network, density: kept totals of EPL static / EPL RigL / ERK static / ERK RigL / ERK of the RigL authors,
 # as observed by running the published codes
@@ -53,10 +69,46 @@ def test_published_rules_keep_the_published_totals(
     assert totals == [epl_paper, epl_paper_rigl, erk_paper, erk_paper_rigl, erk_google]
 
 
-def test_published_epl_counts_per_layer():
-    assert allocate(NETWORKS["resnet50"], 1e-3, "epl_paper")[:-1] == [434] * 53
-    assert allocate(NETWORKS["vgg19"], 1e-4, "epl_paper")[:-1] == [117] * 16
-    assert allocate(NETWORKS["mobilenetv2"], 1e-4, "epl_paper") == [3] * 58
+@pytest.mark.parametrize(("network", "density"), TARGETS)
+def test_budgets_are_the_published_targets_rounded(network, density):
+    target = TARGETS[network, density]
+    size = sum(map(math.prod, NETWORKS[network]))
+    assert density * size == pytest.approx(target, abs=0.051)
+    assert budget(size, density) == math.floor(density * size + 0.5)
+    assert {(row[0], row[1]) for row in PUBLISHED} == set(TARGETS)
+
+
+@pytest.mark.parametrize(
+    ("network", "density", "count"),
+    [
+        ("resnet50", 1e-3, 434),
+        ("resnet50", 1e-4, 43),
+        ("vgg19", 1e-4, 117),
+        ("mobilenetv2", 1e-4, 3),
+        ("fixup_resnet110", 1e-3, 15),
+        ("lenet", 1e-2, 123),
+    ],
+)
+def test_published_epl_counts_per_layer(network, density, count):
+    counts = allocate(NETWORKS[network], density, "epl_paper")
+    assert counts[:-1] == [count] * (len(counts) - 1)
+    assert sum(counts) == {(row[0], row[1]): row[2] for row in PUBLISHED}[network, density]
+
+
+@pytest.mark.parametrize(
+    ("network", "density", "share"),
+    [
+        ("resnet50", 0.05, {"epl_paper": 94.0, "erk_paper": 97.7}),
+        ("vgg19", 0.05, {"epl_paper": 86.7, "erk_paper": 95.3}),
+        ("vgg19", 0.02, {"erk_paper": 96.4}),
+        ("vgg19", 0.01, {"erk_paper": 97.9}),
+        ("resnet18", 0.05, {"epl_paper": 88.4, "erk_paper": 94.2}),
+    ],
+)
+def test_published_rules_lose_what_they_lost(network, density, share):
+    target = density * sum(map(math.prod, NETWORKS[network]))
+    kept = {rule: 100 * sum(allocate(NETWORKS[network], density, rule)) / target for rule in share}
+    assert kept == pytest.approx(share, abs=0.051)
 
 
 def test_uniform_paper_empties_the_small_layers_the_paper_collapses_on():
@@ -109,7 +161,11 @@ HAND = [(3, 2), (2, 4), (10, 10)]
 
 @pytest.mark.parametrize(
     ("rule", "expected"),
-    [("uniform", [3, 4, 50]), ("epl", [6, 8, 43]), ("epf", [6, 8, 43]), ("erk", [6, 8, 43]), ("epl_paper", [6, 8, 43])],
+    [
+        ("uniform", [3, 4, 50]),
+        *((rule, [6, 8, 43]) for rule in ("epl", "epf", "erk", "er", "epl_paper")),
+        ("sqrt", [6, 8, 43]),  # 57 / 15.28 * (2.45, 2.83, 10) = 9.1, 10.6, 37.3: both small layers are full
+    ],
 )
 def test_counts_by_hand(rule, expected):
     assert allocate(HAND, 0.5, rule) == expected
@@ -118,6 +174,41 @@ def test_counts_by_hand(rule, expected):
 def test_erk_by_hand_at_low_density():
     # K = floor(11.4 + .5) = 11; 11/31 * (5, 6, 20) = 1.77, 2.13, 7.10: floors 1, 2, 7 and one more to the first
     assert allocate(HAND, 0.1, "erk") == [2, 2, 7]
+
+
+# a 3x3 convolution 2 -> 4 (72 weights), a linear layer 25 -> 4 (100) and one 2 -> 2 (4); 176 in all, at 0.25: K = 44
+#   er: (4 + 2) * 9 = 54, 29, 4 of 87: 44 * (.6207, .3333, .0460) = 27.31, 14.67, 2.02: floors 27, 14, 2, one more to b
+#   sqrt: 8.4853, 10, 2 of 20.4853: 44 / 20.4853 = 2.1479: 18.23, 21.48, 4.30 > 4: full, then 40 / 18.4853 = 2.1639:
+#   18.36, 21.64: floors 18 and 21, one more to b
+@pytest.mark.parametrize(("rule", "expected"), [("er", [27, 15, 2]), ("sqrt", [18, 22, 4])])
+def test_new_rules_by_hand(rule, expected):
+    assert allocate([(4, 2, 3, 3), (4, 25), (2, 2)], 0.25, rule) == expected
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("density", PAPER_DENSITIES[:-3])  # below, counts of a few weights are mostly rounding
+def test_sqrt_has_the_least_sum_of_inverse_densities_of_all_rules(network, density):
+    def inverse_densities(rule):
+        counts = allocate(NETWORKS[network], density, rule)
+        return sum(math.prod(s) / k if k else math.inf for s, k in zip(NETWORKS[network], counts, strict=True))
+
+    assert min(EXACT, key=inverse_densities) == "sqrt"
+
+
+def test_sqrt_takes_roots_that_are_no_integers():
+    assert allocate([(1, 8), (10, 20)], 24 / 208, "sqrt") == [4, 20]  # sqrt(8) : sqrt(200) = 1 : 5
+
+
+def test_sqrt_lies_between_uniform_and_epl():
+    """Layer by layer where none is full: the geometric mean of the two, scaled to the sum."""
+    shapes = NETWORKS["resnet50"]
+    uniform, epl, sqrt = (allocate(shapes, 1e-4, rule) for rule in ("uniform", "epl", "sqrt"))
+    means = [math.sqrt(1e-4 * math.prod(shape)) for shape in shapes]
+    assert max(epl) < 44.5  # no layer is full
+    scale = sum(sqrt) / sum(means)
+    assert all(abs(count - scale * mean) < 1 for count, mean in zip(sqrt, means, strict=True))
+    assert min(uniform) < min(sqrt) < min(epl)
+    assert max(uniform) > max(sqrt) > max(epl)
 
 
 @given(layer_shapes, st.floats(1e-3, 1), st.integers(0, 5))

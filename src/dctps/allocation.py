@@ -8,6 +8,8 @@ rounded to integers by largest remainders, ties to the earlier layer. All of it 
     epl      w_l = 1                   equal per layer (the paper's default)
     epf      w_l = filters of l        equal per filter, counted per layer
     erk      w_l = sum of l's shape    Erdos-Renyi kernel (Evci et al. 2020)
+    er       w_l = (in + out) * taps   Erdos-Renyi (Mocanu et al. 2018), for each kernel position: equal per unit
+    sqrt     w_l = sqrt(n_l)           halfway between uniform and epl: the least sum of 1 / density over the layers
 
 `epf_strict` also gives every single filter its equal share. The `*_paper` rules repeat the published code, with the
 weights it loses to rounding and capping; `*_paper_rigl` are the same rules as its RigL runs round them, and
@@ -106,6 +108,20 @@ def _exact(weigh: Callable[[Shape], int]) -> Rule:
         return apportion(budget(sum(sizes), density), [weigh(shape) for shape in shapes], sizes)
 
     return rule
+
+
+def _units(shape: Shape) -> int:
+    """(in + out) * taps: every unit of a layer's input and output has as many connections, at each kernel position."""
+    return sum(shape[:2]) * math.prod(shape[2:])
+
+
+def _root(shape: Shape) -> int:
+    """sqrt(n_l), in units of 2^-32: of all counts k_l with a given sum, these have the least sum of n_l / k_l.
+
+    (By Lagrange n_l / k_l^2 is then the same for all layers.) `uniform` has the least maximum of these 1 / densities,
+    at the price of few weights in small layers; `epl` the least sum of 1 / k_l, at the price of thin large layers.
+    """
+    return math.isqrt(math.prod(shape) << 64)
 
 
 # --- equal per filter, strictly --------------------------------------------------------------------------------------
@@ -211,6 +227,8 @@ ALLOCATIONS: dict[str, Rule] = {
     "epl": _exact(lambda shape: 1),
     "epf": _exact(lambda shape: shape[0]),
     "erk": _exact(sum),
+    "er": _exact(_units),
+    "sqrt": _exact(_root),
     "epf_strict": _epf_strict,
     "uniform_paper": _published(_uniform_densities, _floor),
     "epl_paper": _published(_epl_densities, _floor),

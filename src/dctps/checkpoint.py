@@ -1,13 +1,14 @@
 """The file: one safetensors file with the values, where they are, and the rest of the state; D never.
 
-    dctps/values/<dtype>   the values of all layers, one after the other
-    dctps/alpha            one alpha per layer with an offset, in float64, which holds any of them exactly
-    dctps/positions        Elias-Fano codes (`coding.py`) of the supports that are not given by a seed
-    <own names>            every other parameter and buffer: biases, BatchNorm, embeddings ...
+    dctps/values/<dtype>     the values of all layers, one after the other
+    dctps/alpha              one alpha per layer with an offset, in float64, which holds any of them exactly
+    dctps/BatchNorm/<dtype>  the scales, then the shifts, of each sparse BatchNorm layer
+    dctps/positions          Elias-Fano codes (`coding.py`) of the supports that are not given by a seed
+    <own names>              every other parameter and buffer: biases, running statistics, embeddings ...
 
-The metadata hold a JSON manifest (`dctps`: version, layers) and a digest of the manifest and all tensors (`digest`).
-docs/checkpoint.md describes the format for readers in other languages. Everything in a file is checked against the
-file itself and against the model before the model is touched.
+The metadata hold a JSON manifest (`dctps`: version, layers, norms; `manifest.py`) and a digest of the manifest and all
+tensors (`digest`). docs/checkpoint.md describes the format for readers in other languages. Everything in a file is
+checked against the file itself and against the model before the model is touched.
 """
 
 import dataclasses
@@ -15,6 +16,7 @@ import hashlib
 import json
 import math
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +26,18 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as serialize
 from torch import Tensor, nn
 
-from dctps.coding import coded_length, decode, encode
+from dctps.coding import decode, encode
 from dctps.files import write_atomically
 from dctps.layers import DpsLayer
-from dctps.offsets import PatchOffset, TransformOffset
+from dctps.manifest import ALPHA, DTYPES, NORMS, VALUES, Entry, LayerEntry, NormEntry, valid_seed
+from dctps.manifest import POSITIONS as POSITIONS
+from dctps.normalisation import STATISTICS, SparseBatchNorm, tracked_norms
+from dctps.offsets import PatchOffset
 from dctps.support import Support
 from dctps.survey import state_keys
 
-VERSION = 1
+VERSION = 2  # 1 knows neither sparse BatchNorm layers nor files without running statistics; files without them say 1
 RESERVED = "dctps/"
-VALUES, ALPHA, POSITIONS = "dctps/values/", "dctps/alpha", "dctps/positions"
-DTYPES = {str(d).removeprefix("torch."): d for d in (torch.float32, torch.float64, torch.float16, torch.bfloat16)}
 
 
 class CheckpointError(ValueError):
@@ -42,82 +45,46 @@ class CheckpointError(ValueError):
 
 
 @dataclasses.dataclass(frozen=True)
-class LayerEntry:
-    """What the manifest says of one layer."""
-
-    name: str
-    shape: tuple[int, ...]
-    nnz: int
-    seed: int | None  # None: the positions are in the file
-    offset: str | None
-    dtype: str
-    train_alpha: bool
-
-    def to_json(self) -> dict[str, Any]:
-        entry: dict[str, Any] = {"name": self.name, "shape": self.shape, "nnz": self.nnz}
-        optional: dict[str, tuple[Any, Any]] = {
-            "seed": (self.seed, None),
-            "offset": (self.offset, "dct"),
-            "dtype": (self.dtype, "float32"),
-        }
-        optional["train_alpha"] = (self.train_alpha, True)
-        return entry | {key: value for key, (value, default) in optional.items() if value != default}
-
-    @classmethod
-    def from_json(cls, entry: dict[str, Any]) -> "LayerEntry":
-        defaults = {"seed": None, "offset": "dct", "dtype": "float32", "train_alpha": True}
-        unknown = set(entry) - {field.name for field in dataclasses.fields(cls)}
-        if unknown:
-            raise ValueError(f"unknown keys {sorted(unknown)}")
-        fields = {**defaults, **entry}
-        result = cls(**{**fields, "shape": tuple(fields["shape"])})
-        result._check()
-        return result
-
-    def _check(self) -> None:
-        sizes = [self.nnz, 0 if self.seed is None else self.seed, *self.shape]
-        if not all(type(n) is int and 0 <= n < 2**63 for n in sizes) or type(self.name) is not str:
-            raise ValueError("names must be strings, counts and shapes non-negative integers")
-        if len(self.shape) < 2 or not self.nnz <= math.prod(self.shape) < 2**62:
-            raise ValueError(f"{self.nnz} values in a weight of shape {self.shape}")
-        if self.dtype not in DTYPES or type(self.train_alpha) is not bool:
-            raise ValueError(f"dtype {self.dtype!r}, train_alpha {self.train_alpha!r}")
-        if self.offset is not None:
-            TransformOffset.parse(self.offset)
-
-
-@dataclasses.dataclass(frozen=True)
 class Contents:
     """A file, read and checked: a support, values and alpha for each layer, and the rest of the state."""
 
     entries: list[LayerEntry]
+    norms: list[NormEntry]
     supports: dict[str, Support]
-    values: dict[str, Tensor]
+    values: dict[str, Tensor]  # of a BatchNorm layer: the scales, then the shifts
     alphas: dict[str, Tensor]
     rest: dict[str, Tensor]
     tensors: dict[str, Tensor]  # as they stand in the file
+    statistics: bool  # whether the running statistics of BatchNorm are in the file
 
 
 # --- saving ---------------------------------------------------------------------------------------------------------
 
 
-def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
+def save(model: nn.Module, path: str | os.PathLike[str], *, statistics: bool = True) -> None:
     """Write the network to one file, atomically.
 
     A support that is still the sampled one is saved as its seed; any other takes about log2(size / nnz) + 2 bits a
     value. D is not saved: an offset of your own class cannot be, because the file could not say what it is.
+
+    statistics: whether to save the running statistics of BatchNorm layers, two numbers a channel. Without them the
+        network must see some data after loading, by `recalibrate`, before it can be evaluated.
     """
     model = unwrapped(model)
-    layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, DpsLayer)}
+    layers = {name: m for name, m in model.named_modules() if isinstance(m, DpsLayer | SparseBatchNorm)}
     if not layers:
         raise CheckpointError("this network has no sparse layer; save its state_dict with safetensors instead")
-    entries = [_entry(name, layer) for name, layer in layers.items()]
-    tensors = _packed(layers, entries)
-    rest, tied = _rest(model, layers)
+    entries = [_entry(name, m) for name, m in layers.items() if isinstance(m, DpsLayer)]
+    norms = [_norm_entry(name, m) for name, m in layers.items() if isinstance(m, SparseBatchNorm)]
+    tensors = _packed(layers, [*entries, *norms])
+    left_out = set() if statistics else state_keys(model, tracked_norms(model), STATISTICS)
+    rest, tied = _rest(model, layers, left_out)
     tensors |= rest
     manifest = {
-        "version": VERSION,
+        "version": VERSION if norms or left_out else 1,
         "layers": [entry.to_json() for entry in entries],
+        **({"norms": [entry.to_json() for entry in norms]} if norms else {}),
+        **({"statistics": False} if left_out else {}),
         **({"tied": tied} if tied else {}),
     }
     text = json.dumps(manifest, separators=(",", ":"))
@@ -132,41 +99,48 @@ def _entry(name: str, layer: DpsLayer) -> LayerEntry:
         raise CheckpointError(
             f"layer {name!r} has an offset of class {kind}, which a file cannot name; save its state_dict"
         )
-    if layer.values.is_meta:
-        raise CheckpointError(f"layer {name!r} is on the meta device: there are no values to save")
-    dtype = str(layer.values.dtype).removeprefix("torch.")
-    if dtype not in DTYPES:
-        raise CheckpointError(f"layer {name!r} holds {dtype} values; a file can hold {', '.join(DTYPES)}")
+    dtype = _dtype(name, layer.values)
     offset = None if layer.offset is None else layer.offset.recipe.name
     train_alpha = layer.alpha is None or isinstance(layer.alpha, nn.Parameter)
-    shape = layer.geometry.weight_shape
-    return LayerEntry(name, shape, layer.nnz, _valid_seed(layer), offset, dtype, train_alpha)
+    shape, seed = layer.geometry.weight_shape, valid_seed(layer.support, layer.seed)
+    return LayerEntry(name, shape, layer.nnz, seed, dtype, offset, train_alpha)
 
 
-def _valid_seed(layer: DpsLayer) -> int | None:
-    """The seed from which the support was sampled, if it still is that support."""
-    support = layer.support
-    if layer.seed is None or Support.sample(support.shape, support.nnz, layer.seed) != support:
-        return None
-    return layer.seed
+def _norm_entry(name: str, norm: SparseBatchNorm) -> NormEntry:
+    dtype = _dtype(name, norm.scale)
+    return NormEntry(name, (norm.num_features,), norm.nnz, valid_seed(norm.support, norm.seed), dtype)
 
 
-def _packed(layers: dict[str, DpsLayer], entries: list[LayerEntry]) -> dict[str, Tensor]:
+def _dtype(name: str, values: Tensor) -> str:
+    if values.is_meta:
+        raise CheckpointError(f"layer {name!r} is on the meta device: there are no values to save")
+    dtype = str(values.dtype).removeprefix("torch.")
+    if dtype not in DTYPES:
+        raise CheckpointError(f"layer {name!r} holds {dtype} values; a file can hold {', '.join(DTYPES)}")
+    return dtype
+
+
+def _packed(layers: Mapping[str, DpsLayer | SparseBatchNorm], entries: Sequence[Entry]) -> dict[str, Tensor]:
     tensors: dict[str, list[Tensor]] = {}
     for entry in entries:
         layer = layers[entry.name]
-        tensors.setdefault(VALUES + entry.dtype, []).append(layer.values.detach().cpu())
-        if layer.alpha is not None:
-            tensors.setdefault(ALPHA, []).append(layer.alpha.detach().cpu().double().view(1))
+        if isinstance(layer, SparseBatchNorm):
+            tensors.setdefault(NORMS + entry.dtype, []).extend(p.detach().cpu() for p in (layer.scale, layer.shift))
+        else:
+            tensors.setdefault(VALUES + entry.dtype, []).append(layer.values.detach().cpu())
+            if layer.alpha is not None:
+                tensors.setdefault(ALPHA, []).append(layer.alpha.detach().cpu().double().view(1))
         if entry.seed is None:
             code = encode(layer.positions.cpu().numpy().astype(np.int64), math.prod(entry.shape))
             tensors.setdefault(POSITIONS, []).append(torch.from_numpy(code))
     return {name: torch.cat(parts) for name, parts in tensors.items()}
 
 
-def _rest(model: nn.Module, layers: dict[str, DpsLayer]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The state outside S and alpha, and which names of it are other names of the same tensor."""
-    own = state_keys(model, layers.values(), ("values", "positions", "alpha"))
+def _rest(
+    model: nn.Module, layers: Mapping[str, nn.Module], left_out: set[str]
+) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The state outside the packed tensors, and which names of it are other names of the same tensor."""
+    own = left_out | state_keys(model, layers.values(), ("values", "positions", "alpha", "scale", "shift"))
     rest, tied, seen = {}, dict[str, str](), dict[Any, str]()
     for name, tensor in model.state_dict().items():
         if name in own:
@@ -227,9 +201,12 @@ def read(path: str | os.PathLike[str]) -> Contents:
     manifest, tensors = _open(path)
     try:
         entries = [LayerEntry.from_json(entry) for entry in manifest["layers"]]
-        if len({entry.name for entry in entries}) != len(entries):
+        norms = [NormEntry.from_json(entry) for entry in manifest.get("norms", [])]
+        if len({entry.name for entry in (*entries, *norms)}) != len(entries) + len(norms):
             raise ValueError("a layer is listed twice")
-        return _unpacked(entries, tensors, dict(manifest.get("tied", {})))
+        if type(statistics := manifest.get("statistics", True)) is not bool:
+            raise ValueError(f"statistics {statistics!r}")
+        return _unpacked(entries, norms, tensors, dict(manifest.get("tied", {})), statistics)
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
         raise CheckpointError(f"{path} is inconsistent: {error}; it was not written by dctps.save") from error
 
@@ -263,45 +240,47 @@ def _check_version(path: Path, manifest: Any) -> None:
         raise CheckpointError(f"{path} has format version {version}, this dctps reads up to {VERSION}; upgrade dctps")
 
 
-def _unpacked(entries: list[LayerEntry], tensors: dict[str, Tensor], tied: dict[str, str]) -> Contents:
-    packed = {name: tensor for name, tensor in tensors.items() if name.startswith("dctps/")}
+def _unpacked(
+    entries: list[LayerEntry],
+    norms: list[NormEntry],
+    tensors: dict[str, Tensor],
+    tied: dict[str, str],
+    statistics: bool,
+) -> Contents:
+    packed = {name: tensor for name, tensor in tensors.items() if name.startswith(RESERVED)}
     rest = {name: tensor for name, tensor in tensors.items() if name not in packed}
-    _check_sizes(entries, packed)
+    _check_sizes([*entries, *norms], packed)
     values, alphas, supports = dict[str, Tensor](), dict[str, Tensor](), dict[str, Support]()
     used = dict.fromkeys(packed, 0)
-
-    def take(name: str, count: int) -> Tensor:
-        used[name] += count
-        return packed[name][used[name] - count : used[name]]
-
-    for entry in entries:
-        values[entry.name] = take(VALUES + entry.dtype, entry.nnz)
-        if entry.offset is not None:
-            alphas[entry.name] = take(ALPHA, 1)[0]
-        if entry.seed is None:
-            size = math.prod(entry.shape)
-            code = take(POSITIONS, coded_length(size, entry.nnz)).numpy()
-            supports[entry.name] = Support(entry.shape, torch.from_numpy(decode(code, size, entry.nnz)))
-        else:
-            supports[entry.name] = Support.sample(entry.shape, entry.nnz, entry.seed)
-    return Contents(
-        entries, supports, values, alphas, rest | {alias: rest[name] for alias, name in tied.items()}, tensors
-    )
+    for entry in (*entries, *norms):
+        own = dict[str, Tensor]()
+        for name, length in entry.lengths().items():
+            own[name] = packed[name][used[name] : used[name] + length]
+            used[name] += length
+        values[entry.name] = own[(NORMS if isinstance(entry, NormEntry) else VALUES) + entry.dtype]
+        if ALPHA in own:
+            alphas[entry.name] = own[ALPHA][0]
+        supports[entry.name] = _support(entry, own.get(POSITIONS))
+    rest |= {alias: rest[name] for alias, name in tied.items()}
+    return Contents(entries, norms, supports, values, alphas, rest, tensors, statistics)
 
 
-def _check_sizes(entries: list[LayerEntry], packed: dict[str, Tensor]) -> None:
+def _support(entry: Entry, code: Tensor | None) -> Support:
+    if entry.seed is not None:
+        return Support.sample(entry.shape, entry.nnz, entry.seed)
+    assert code is not None
+    return Support(entry.shape, torch.from_numpy(decode(code.numpy(), math.prod(entry.shape), entry.nnz)))
+
+
+def _check_sizes(entries: Sequence[Entry], packed: dict[str, Tensor]) -> None:
     """Each packed tensor has exactly the elements that the entries speak of, before anything of that size is made."""
     expected: dict[str, int] = {}
     for entry in entries:
-        expected[VALUES + entry.dtype] = expected.get(VALUES + entry.dtype, 0) + entry.nnz
-        if entry.offset is not None:
-            expected[ALPHA] = expected.get(ALPHA, 0) + 1
-        if entry.seed is None:
-            length = coded_length(math.prod(entry.shape), entry.nnz)
-            expected[POSITIONS] = expected.get(POSITIONS, 0) + length
+        for name, length in entry.lengths().items():
+            expected[name] = expected.get(name, 0) + length
     for name in expected.keys() | packed.keys():
         fixed = {POSITIONS: torch.uint8, ALPHA: torch.float64}
-        dtype = fixed.get(name) or DTYPES.get(name.removeprefix(VALUES))
+        dtype = fixed.get(name) or DTYPES.get(name.removeprefix(VALUES).removeprefix(NORMS))
         tensor = packed.get(name)
         if tensor is None or tensor.dim() != 1 or tensor.dtype != dtype or len(tensor) != expected.get(name):
             found = "nothing" if tensor is None else f"{tuple(tensor.shape)} of {tensor.dtype}"

@@ -1,21 +1,25 @@
-"""From plain networks to W = alpha D + S and back: `sparsify`, `densify`.
+"""From plain networks to W = alpha D + S and back: `sparsify`, `sparsify_norms`, `densify`.
 
-Both build every new layer first and put them in place at the end, so a failure leaves the network as it was.
+They build every new layer first and put them in place at the end, so a failure leaves the network as it was.
 """
 
-import copy
+import contextlib
 import fnmatch
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TypeVar
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from dctps.allocation import budget, check_density, draw_supports
+from dctps.alphas import AlphaLike, choose_alphas
 from dctps.functional import AUTO
 from dctps.layers import DpsLayer, DpsLinear
-from dctps.offsets import OffsetLike
+from dctps.materialise import materialised
+from dctps.normalisation import SparseBatchNorm, plain_norm, prunable_norms, sparse_norm
+from dctps.offsets import Offset, OffsetLike, resolve
 from dctps.report import Asked, remember
 from dctps.support import Support, derive_seed
 from dctps.survey import LAYERS, left_dense, paths, prunable
@@ -31,7 +35,7 @@ def sparsify(
     supports: Mapping[str, Support] | None = None,
     offset: OffsetLike = "dct",
     allocation: str = "epl",
-    alpha: float = 1.0,
+    alpha: AlphaLike = 1.0,
     train_alpha: bool = True,
     seed: int = 0,
     exclude: Exclude = (),
@@ -46,10 +50,12 @@ def sparsify(
 
     density: the fraction of all converted weights that trains; `allocation` says how they are shared out.
     supports: instead of a density, where the weights are, by layer name; layers not named stay dense.
+    alpha: the initial scale of D: a number, in units of the network's own scale (1, unless it states one, as Fixup
+        does); or a rule of `ALPHAS`, numbers by layer name or pattern, or a function (`alphas.py`).
     exclude: names (patterns such as "encoder.*") or types of layers to leave dense.
     """
     _check_request(model, density, supports)
-    layers = _targets(model, exclude)
+    layers = targets(model, exclude)
     shapes = {name: tuple(layer.weight.shape) for name, layer in layers.items()}  # type: ignore[arg-type]
     for name, shape in shapes.items():
         if math.prod(shape) < 1:
@@ -57,30 +63,49 @@ def sparsify(
     total = sum(map(math.prod, shapes.values()))
     if supports is None:
         assert density is not None
-        if density * total < 0.5:  # `budget` would make it one weight; nobody asks for that on purpose
-            raise ValueError(
-                f"density {density} of {total:,} weights is less than one; at least {1 / total:.2g} keeps one"
-            )
-        supports = draw_supports(shapes, density, allocation, seed)
+        supports = _drawn(shapes, density, allocation, seed, "weights")
     else:
         _check_supports(supports, shapes)
-    options = {"offset": offset, "alpha": alpha, "train_alpha": train_alpha, "backend": backend}
+    offsets = {name: _bound(name, offset, shapes[name]) for name in supports}
+    alphas = choose_alphas(alpha, model, {name: own for name, own in offsets.items() if own is not None})
     target = torch.device(device or "cpu")
-    new = {
-        id(layers[n]): sparse_twin(n, layers[n], s, derive_seed(seed, n), options, target) for n, s in supports.items()
-    }
-    result = swap(model, new, _materialised(model, set(new), target, seed))
+    new = {}
+    for name, support in supports.items():
+        options: dict[str, object] = {"offset": offsets[name], "alpha": alphas.get(name, 1.0)}
+        options |= {"train_alpha": train_alpha, "backend": backend, "seed": derive_seed(seed, name)}
+        new[id(layers[name])] = sparse_twin(name, layers[name], support, options, target)
+    result = swap(model, new, materialised(model, set(new), target, seed))
     if density is not None:
         remember(result, Asked(density, budget(total, density), allocation))
     return result
 
 
+def sparsify_norms(
+    model: nn.Module, density: float, *, allocation: str = "epl", seed: int = 0, exclude: Exclude = ()
+) -> nn.Module:
+    """Leave BatchNorm layers few scales and shifts, in place; all others are 1 and 0 and no longer parameters.
+
+    The channels that keep theirs (with their values) are drawn at random. A bare layer is not changed: the new layer is
+    returned. Layers whose scale or shift is absent, frozen or shared stay as they are.
+
+    density: the fraction of all channels that keeps scale and shift; `allocation` says how they are shared out.
+    exclude: names (patterns) or types of layers to leave alone.
+    """
+    check_density(density)
+    norms = _norms(model, exclude)
+    shapes = {name: (norm.num_features,) for name, norm in norms.items()}
+    supports = _drawn(shapes, density, allocation, seed, "channels")
+    new = {id(norms[name]): norm_twin(norms[name], own, torch.device("cpu")) for name, own in supports.items()}
+    return swap(model, new, {})
+
+
 def densify(model: nn.Module) -> nn.Module:
     """Replace every sparse layer, in place, by the plain torch layer with the same outputs; returns the model."""
-    layers = [layer for layer in model.modules() if isinstance(layer, DpsLayer)]
-    if not layers:
+    new: dict[int, nn.Module] = {id(m): _plain(m) for m in model.modules() if isinstance(m, DpsLayer)}
+    new |= {id(m): _same_hooks(plain_norm(m), m) for m in model.modules() if isinstance(m, SparseBatchNorm)}
+    if not new:
         raise ValueError("there is no sparse layer in this network to densify")
-    result = swap(model, {id(layer): _plain(layer) for layer in layers}, {})
+    result = swap(model, new, {})
     remember(result, None)
     return result
 
@@ -101,16 +126,36 @@ def _check_request(model: nn.Module, density: float | None, supports: Mapping[st
         )
 
 
-def _targets(model: nn.Module, exclude: Exclude) -> dict[str, nn.Module]:
+def targets(model: nn.Module, exclude: Exclude) -> dict[str, nn.Module]:
     """The layers to convert, by name."""
-    rules = [exclude] if isinstance(exclude, str | type) else list(exclude)
-    layers = prunable(model)
-    out = set().union(*(_hit(rule, model, layers) for rule in rules))
-    layers = {name: layer for name, layer in layers.items() if name not in out}
+    layers = _without(exclude, model, prunable(model))
     if not layers:
         left = "".join(f"\n  {name}: {reason}" for name, reason in left_dense(model))
-        raise ValueError(f"there is no layer to convert in this network{' (all are excluded)' if rules else ''}{left}")
+        excluded = " (all are excluded)" if prunable(model) else ""
+        raise ValueError(f"there is no layer to convert in this network{excluded}{left}")
     return layers
+
+
+def _without(exclude: Exclude, model: nn.Module, layers: Mapping[str, M]) -> dict[str, M]:
+    """The layers that no rule leaves out."""
+    rules = [exclude] if isinstance(exclude, str | type) else list(exclude)
+    out = set().union(*(_hit(rule, model, layers) for rule in rules))
+    return {name: layer for name, layer in layers.items() if name not in out}
+
+
+def _norms(model: nn.Module, exclude: Exclude) -> dict[str, _BatchNorm]:
+    """The BatchNorm layers to convert, by name."""
+    done = [name for name, m in model.named_modules() if isinstance(m, SparseBatchNorm)]
+    if done:
+        raise ValueError(f"{len(done)} BatchNorm layers are sparse already, the first is {done[0]!r}; densify first")
+    norms = _without(exclude, model, prunable_norms(model))
+    if not norms:
+        excluded = " (all are excluded)" if prunable_norms(model) else ""
+        raise ValueError(f"there is no BatchNorm layer here whose scale and shift train and are its alone{excluded}")
+    for name, norm in norms.items():
+        if norm.weight.is_meta:
+            raise ValueError(f"BatchNorm layer {name!r} is on the meta device; sparsify the network first")
+    return norms
 
 
 def _hit(rule: str | type[nn.Module], model: nn.Module, layers: Mapping[str, nn.Module]) -> set[str]:
@@ -126,6 +171,15 @@ def _hit(rule: str | type[nn.Module], model: nn.Module, layers: Mapping[str, nn.
         name = rule if isinstance(rule, str) else rule.__name__
         raise ValueError(f"exclude={name!r} matches no layer; there are: {', '.join(layers)}")
     return hit
+
+
+def _drawn(
+    shapes: Mapping[str, tuple[int, ...]], density: float, allocation: str, seed: int, what: str
+) -> dict[str, Support]:
+    total = sum(map(math.prod, shapes.values()))
+    if density * total < 0.5:  # `budget` would make it one; nobody asks for that on purpose
+        raise ValueError(f"density {density} of {total:,} {what} is less than one; at least {1 / total:.2g} keeps one")
+    return draw_supports(shapes, density, allocation, seed)
 
 
 def _check_supports(supports: Mapping[str, Support], shapes: Mapping[str, tuple[int, ...]]) -> None:
@@ -152,20 +206,34 @@ def _arguments(layer: nn.Module) -> dict[str, object]:
 
 
 def sparse_twin(
-    name: str, layer: nn.Module, support: Support, seed: int, options: Mapping[str, object], device: torch.device
+    name: str, layer: nn.Module, support: Support, options: Mapping[str, object], device: torch.device
 ) -> DpsLayer:
     """A sparse layer with the arguments, device, dtype, bias, mode and hooks of a plain one."""
     weight, bias = layer._parameters["weight"], layer._parameters.get("bias")
     assert weight is not None
     place = device if weight.is_meta else weight.device
-    common = {"bias": bias is not None, "device": place, "dtype": weight.dtype, "support": support, "seed": seed}
-    try:
+    common = {"bias": bias is not None, "device": place, "dtype": weight.dtype, "support": support}
+    with _named(name):
         new = LAYERS[type(layer)](**_arguments(layer), **common, **options)
-    except ValueError as error:
-        raise ValueError(f"layer {name!r}: {error}") from error
     if new.offset is None and not weight.is_meta:
         new.values.data = weight.detach().flatten()[support.positions.to(place).long()].clone()
+    if new.bias is not None and new.alpha is not None and new.alpha.item() == 0:
+        nn.init.zeros_(new.bias)  # a layer that starts at zero does so as a whole; a real bias takes its place below
     return _take_over(new, layer)
+
+
+def _bound(name: str, offset: OffsetLike, shape: tuple[int, ...]) -> Offset | None:
+    with _named(name):
+        return resolve(offset, shape)
+
+
+@contextlib.contextmanager
+def _named(name: str) -> Iterator[None]:
+    """Errors say in which layer they arose."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"layer {name!r}: {error}") from error
 
 
 def _plain(layer: DpsLayer) -> nn.Module:
@@ -179,12 +247,22 @@ def _plain(layer: DpsLayer) -> nn.Module:
 
 
 def _take_over(new: M, old: nn.Module) -> M:
-    """The old layer's bias (the same object), mode and hooks (the same dictionaries, which their handles know)."""
+    """The old layer's bias (the same object), mode and hooks."""
     bias = old._parameters.get("bias")
     if bias is not None and bias.is_meta:
         new.get_parameter("bias").requires_grad_(bias.requires_grad)
     elif bias is not None:
         new.bias = bias
+    return _same_hooks(new, old)
+
+
+def norm_twin(norm: _BatchNorm, support: Support, device: torch.device) -> SparseBatchNorm:
+    """A sparse BatchNorm layer with the arguments, statistics, device, dtype, mode and hooks of a plain one."""
+    return _same_hooks(sparse_norm(norm, support, device), norm)
+
+
+def _same_hooks(new: M, old: nn.Module) -> M:
+    """The old layer's mode and hooks (the same dictionaries, which their handles know)."""
     for name, value in vars(old).items():
         if name.startswith(("_forward_", "_backward_", "_is_full_backward_hook")):
             setattr(new, name, value)
@@ -206,64 +284,3 @@ def swap(model: nn.Module, new: Mapping[int, nn.Module], rest: Mapping[int, nn.M
         parent, _, child = path.rpartition(".")
         model.get_submodule(parent)._modules[child] = new[id(old)]
     return model
-
-
-def _materialised(model: nn.Module, converted: set[int], device: torch.device, seed: int) -> dict[int, nn.Module]:
-    """For each module with meta tensors of its own that is not converted: a twin on `device`, freshly initialised."""
-    twins: dict[int, nn.Module] = {}
-    made: dict[int, nn.Parameter | None] = {}  # a tied parameter is made once
-    homeless: list[str] = []
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        for name, module in model.named_modules():
-            meta = [key for key, tensor in _own(module).items() if tensor.is_meta]
-            if meta and id(module) not in converted:
-                twins[id(module)], blank = _twin(name, module, meta, device, made)
-                homeless += [f"{name}.{key}" if name else key for key in blank]
-    if homeless:
-        raise ValueError(
-            f"cannot initialise {', '.join(homeless)}: on the meta device, and its module has no reset_parameters() "
-            "that sets it; give these tensors real values first, or build the network on a real device"
-        )
-    return twins
-
-
-def _own(module: nn.Module) -> dict[str, torch.Tensor]:
-    return {key: t for key, t in {**module._parameters, **module._buffers}.items() if t is not None}
-
-
-def _twin(
-    name: str, module: nn.Module, meta: list[str], device: torch.device, made: dict[int, nn.Parameter | None]
-) -> tuple[nn.Module, list[str]]:
-    """A copy of the module alone with real tensors in the place of meta ones, and which of them nothing has set."""
-    twin = copy.copy(module)
-    twin._parameters, twin._buffers, twin._modules = dict(module._parameters), dict(module._buffers), {}
-    twin.to_empty(device=device, recurse=False)
-    with torch.no_grad():
-        for tensor in _own(twin).values():
-            tensor.fill_(_unset(tensor))
-        try:
-            _reset(twin)
-        except Exception as error:
-            raise ValueError(f"cannot initialise {name!r}, which is on the meta device: {error}") from error
-    blank = [key for key in meta if bool((_own(twin)[key] == _unset(_own(twin)[key])).any())]
-    twin._parameters.update({key: p for key, p in module._parameters.items() if key not in meta})  # what was real stays
-    twin._buffers.update({key: b for key, b in module._buffers.items() if key not in meta})
-    for key in set(meta) & module._parameters.keys():
-        twin._parameters[key] = made.setdefault(id(module._parameters[key]), twin._parameters[key])
-    return twin, blank
-
-
-def _unset(tensor: torch.Tensor) -> float | int:
-    """A number that no initialisation gives, to see which tensors one has left out."""
-    if tensor.is_floating_point() or tensor.is_complex():
-        return torch.finfo(tensor.dtype).max
-    return False if tensor.dtype == torch.bool else torch.iinfo(tensor.dtype).max
-
-
-def _reset(twin: nn.Module) -> None:
-    if isinstance(twin, nn.MultiheadAttention):  # its own reset would reach into the output projection as well
-        for parameter in twin.parameters(recurse=False):
-            nn.init.xavier_uniform_(parameter) if parameter.dim() > 1 else nn.init.zeros_(parameter)
-    elif hasattr(twin, "reset_parameters"):
-        twin.reset_parameters()  # type: ignore[operator]

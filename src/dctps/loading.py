@@ -1,15 +1,20 @@
 """Putting the contents of a file into a network: plain, sparse, or built under torch.device("meta")."""
 
+import dataclasses
 import os
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
-from dctps.checkpoint import CheckpointError, Contents, LayerEntry, read, unwrapped
-from dctps.convert import sparse_twin, swap
+from dctps.checkpoint import CheckpointError, Contents, read, unwrapped
+from dctps.convert import norm_twin, sparse_twin, swap
 from dctps.functional import AUTO, check_backend
 from dctps.layers import DpsLayer
+from dctps.manifest import LayerEntry, NormEntry
+from dctps.normalisation import NORMS, STATISTICS, SparseBatchNorm, tracked_norms
 from dctps.offsets import offset_name
 from dctps.survey import LAYERS, state_keys
 
@@ -25,33 +30,49 @@ def load(
 
     Plain layers become sparse ones; layers that are sparse already keep their Parameter objects. The model's own dtype
     and device stay (meta tensors are made on `device`, by default the CPU). If anything does not fit, CheckpointError
-    says what, and the model is as it was.
+    says what, and the model is as it was. A file without running statistics resets those of the model and warns.
     """
     check_backend(backend)
     contents, outer, model = read(path), model, unwrapped(model)
     target = torch.device(device or "cpu")
     try:
+        contents = _with_statistics(contents, model)
         modules = {entry.name: _module(model, entry) for entry in contents.entries}
-        _check_distinct(modules)
+        norms = {entry.name: _norm(model, entry) for entry in contents.norms}
+        _check_distinct({**modules, **norms})
         _check_rest(model, contents)
-        new = {
-            id(modules[entry.name]): _new_layer(modules[entry.name], entry, contents, backend, target)
-            for entry in contents.entries
-            if not isinstance(modules[entry.name], DpsLayer)
-        }
-        rest = _rest_writers(model, contents, target)
+        new = _new_layers(modules, norms, contents, backend, target)
+        rest = _rest_writers(model, new, contents, target)
     except ValueError as error:
         raise CheckpointError(f"{path} does not fit this network: {error}") from error
     with torch.no_grad():
         for entry in contents.entries:
             _fill(new.get(id(modules[entry.name]), modules[entry.name]), entry, contents)
+        for norm in contents.norms:
+            _fill_norm(new.get(id(norms[norm.name]), norms[norm.name]), norm, contents)
         for write in rest:
             write()
     result = swap(model, new, {})
+    if not contents.statistics:
+        advice = "call dctps.recalibrate(model, batches) before evaluating it"
+        warnings.warn(f"{path} holds no running statistics of BatchNorm layers; {advice}", stacklevel=2)
     return result if outer is model else outer
 
 
 # --- what fits ------------------------------------------------------------------------------------------------------
+
+
+def _with_statistics(contents: Contents, model: nn.Module) -> Contents:
+    """Where a file holds no running statistics: the contents with those that torch starts from."""
+    if contents.statistics:
+        return contents
+    start = dict(zip(STATISTICS, (torch.zeros, torch.ones, torch.zeros), strict=True))
+    state, fresh = model.state_dict(), dict[str, Tensor]()
+    for key in state_keys(model, tracked_norms(model), STATISTICS):
+        fresh[key] = start[key.rpartition(".")[2]](state[key].shape, dtype=state[key].dtype, device="cpu")
+    if fresh.keys() & contents.rest.keys():
+        raise ValueError(f"it holds the running statistics {min(fresh.keys() & contents.rest.keys())!r} and denies it")
+    return dataclasses.replace(contents, rest=contents.rest | fresh)
 
 
 def _module(model: nn.Module, entry: LayerEntry) -> nn.Module:
@@ -71,6 +92,23 @@ def _module(model: nn.Module, entry: LayerEntry) -> nn.Module:
             f"its layer {entry.name!r} has a weight of shape {tuple(weight.shape)}, the file {entry.shape}"
         )
     return module
+
+
+def _norm(model: nn.Module, entry: NormEntry) -> _BatchNorm:
+    """The BatchNorm layer that an entry speaks of; ValueError where there is none like it."""
+    try:
+        norm = model.get_submodule(entry.name)
+    except AttributeError:
+        raise ValueError(f"it has no layer {entry.name!r}") from None
+    whole = type(norm) in NORMS and all(norm._parameters.get(key) is not None for key in ("weight", "bias"))
+    if not isinstance(norm, _BatchNorm) or not (whole or isinstance(norm, SparseBatchNorm)):
+        raise ValueError(f"its {entry.name!r} is a {type(norm).__name__}, not a BatchNorm layer with scale and shift")
+    mine = (norm.num_features,), norm.nnz if isinstance(norm, SparseBatchNorm) else entry.nnz
+    if mine != (entry.shape, entry.nnz):
+        raise ValueError(
+            f"its BatchNorm layer {entry.name!r} has (channels, pairs) {mine}, the file {entry.shape, entry.nnz}"
+        )
+    return norm
 
 
 def _check_distinct(modules: dict[str, nn.Module]) -> None:
@@ -96,11 +134,12 @@ def _check_sparse(layer: DpsLayer, entry: LayerEntry) -> None:
 
 def _check_rest(model: nn.Module, contents: Contents) -> None:
     """The state outside the entries has the same names and shapes on both sides."""
-    named = {entry.name for entry in contents.entries}
-    sparse = {name for name, layer in model.named_modules() if isinstance(layer, DpsLayer)}
-    if sparse - named:
-        raise ValueError(f"its layer {min(sparse - named)!r} is sparse, in the file it is not")
+    named, norms = ({entry.name for entry in entries} for entries in (contents.entries, contents.norms))
+    sparse = {name for name, layer in model.named_modules() if isinstance(layer, DpsLayer | SparseBatchNorm)}
+    if sparse - named - norms:
+        raise ValueError(f"its layer {min(sparse - named - norms)!r} is sparse, in the file it is not")
     own = state_keys(model, map(model.get_submodule, named), ("weight", "values", "positions", "alpha"))
+    own |= state_keys(model, map(model.get_submodule, norms), ("weight", "bias", "scale", "shift", "positions"))
     mine = {key: value for key, value in model.state_dict().items() if key not in own}
     if mine.keys() != contents.rest.keys():
         missing, extra = sorted(mine.keys() - contents.rest.keys()), sorted(contents.rest.keys() - mine.keys())
@@ -113,11 +152,23 @@ def _check_rest(model: nn.Module, contents: Contents) -> None:
 # --- writing into the model -----------------------------------------------------------------------------------------
 
 
-def _new_layer(
-    module: nn.Module, entry: LayerEntry, contents: Contents, backend: str, device: torch.device
-) -> DpsLayer:
-    options = {"offset": entry.offset, "train_alpha": entry.train_alpha, "backend": backend}
-    return sparse_twin(entry.name, module, contents.supports[entry.name], 0, options, device)
+def _new_layers(
+    modules: Mapping[str, nn.Module],
+    norms: Mapping[str, _BatchNorm],
+    contents: Contents,
+    backend: str,
+    device: torch.device,
+) -> dict[int, nn.Module]:
+    """Sparse layers for the plain ones that the file speaks of, by the id of these."""
+    new: dict[int, nn.Module] = {}
+    for entry in contents.entries:
+        if not isinstance(module := modules[entry.name], DpsLayer):
+            options = {"offset": entry.offset, "train_alpha": entry.train_alpha, "backend": backend}
+            new[id(module)] = sparse_twin(entry.name, module, contents.supports[entry.name], options, device)
+    for name, norm in norms.items():
+        if not isinstance(norm, SparseBatchNorm):
+            new[id(norm)] = norm_twin(norm, contents.supports[name], device)
+    return new
 
 
 def _fill(layer: nn.Module, entry: LayerEntry, contents: Contents) -> None:
@@ -132,7 +183,18 @@ def _fill(layer: nn.Module, entry: LayerEntry, contents: Contents) -> None:
         layer.bias.copy_(bias)
 
 
-def _rest_writers(model: nn.Module, contents: Contents, device: torch.device) -> list[Callable[[], object]]:
+def _fill_norm(norm: nn.Module, entry: NormEntry, contents: Contents) -> None:
+    assert isinstance(norm, SparseBatchNorm)
+    scale, shift = contents.values[entry.name].view(2, -1)
+    norm.scale.copy_(scale)
+    norm.shift.copy_(shift)
+    norm.positions.copy_(contents.supports[entry.name].positions)
+    norm.seed = entry.seed
+
+
+def _rest_writers(
+    model: nn.Module, twins: Mapping[int, nn.Module], contents: Contents, device: torch.device
+) -> list[Callable[[], object]]:
     """One action per remaining tensor: copy into a real one, or put a new one in the place of a meta one."""
     converted = {id(model.get_submodule(entry.name)) for entry in contents.entries}
     sources: dict[int, str] = {}  # the entry of the file that each tensor of the model takes
@@ -140,13 +202,14 @@ def _rest_writers(model: nn.Module, contents: Contents, device: torch.device) ->
     writers: list[Callable[[], object]] = []
     placed, homeless = set[str](), []
     for name, module in model.named_modules(remove_duplicate=False):
-        for store in (module._parameters, module._buffers):
+        twin = twins.get(id(module), module)  # of BatchNorm, with its statistics
+        for store in (twin._parameters, twin._buffers):
             for key, old in store.items():
                 full = f"{name}.{key}" if name else key
                 placed.add(full)
                 if old is None or id(module) in converted:
                     continue
-                if full not in contents.rest:  # a buffer outside the state
+                if full not in contents.rest:  # a buffer outside the state, or packed
                     homeless += [full] if old.is_meta else []
                     continue
                 _check_tied(contents, sources.setdefault(id(old), full), full)

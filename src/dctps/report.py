@@ -7,6 +7,7 @@ import numpy as np
 from torch import nn
 
 from dctps.layers import DpsLayer
+from dctps.normalisation import SparseBatchNorm
 from dctps.offsets import offset_name
 from dctps.survey import LeftDense, left_dense, prunable
 
@@ -22,6 +23,15 @@ class LayerRow:
     density: float
     offset: str | None
     alpha: float | None
+
+
+@dataclasses.dataclass(frozen=True)
+class NormRow:
+    """One BatchNorm layer of which `nnz` of `size` channels have a scale and a shift that train."""
+
+    name: str
+    nnz: int
+    size: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +55,7 @@ class Report:
     layers: list[LayerRow]
     left_dense: list[LeftDense]
     asked: Asked | None
+    norms: list[NormRow] = dataclasses.field(default_factory=list)
 
     @property
     def nnz(self) -> int:
@@ -76,6 +87,10 @@ class Report:
             remarks.append(f"{asked}, got {self.nnz:,}")
         if empty:
             remarks.append(f"without a trainable weight: {', '.join(empty)}")
+        if self.norms:
+            nnz, size = sum(norm.nnz for norm in self.norms), sum(norm.size for norm in self.norms)
+            layers = f"{len(self.norms)} BatchNorm layers" if len(self.norms) > 1 else "one BatchNorm layer"
+            remarks.append(f"scale and shift of {nnz:,} channels of {size:,} ({percent(nnz / size)}) in {layers}")
         return remarks
 
 
@@ -83,7 +98,8 @@ def report(model: nn.Module) -> Report:
     """The report of a network (or a layer)."""
     rows = [_row(name, layer) for name, layer in model.named_modules() if isinstance(layer, DpsLayer)]
     plain = [LeftDense(name, "not converted: excluded, or put in later") for name in prunable(model)]
-    return Report(rows, plain + left_dense(model), getattr(model, "_dctps_asked", None))
+    norms = [NormRow(n, m.nnz, m.num_features) for n, m in model.named_modules() if isinstance(m, SparseBatchNorm)]
+    return Report(rows, plain + left_dense(model), getattr(model, "_dctps_asked", None), norms)
 
 
 def _row(name: str, layer: DpsLayer) -> LayerRow:

@@ -22,6 +22,12 @@ class FixupBlock(nn.Module):
         self.conv1 = nn.Conv2d(channels, planes, 3, stride, 1, bias=False)
         self.conv2 = nn.Conv2d(planes, planes, 3, 1, 1, bias=False)
 
+    def reset_parameters(self) -> None:
+        """The scalars; the weights are the network's to initialise, which knows how many blocks there are."""
+        for bias in (self.bias1a, self.bias1b, self.bias2a, self.bias2b):
+            nn.init.zeros_(bias)
+        nn.init.ones_(self.scale)
+
     def forward(self, x: Tensor) -> Tensor:
         shifted = x + self.bias1a
         y = F.relu(self.conv1(shifted) + self.bias1b)
@@ -55,14 +61,35 @@ class FixupResNet(nn.Module):
 
     def reset_weights(self) -> None:
         """conv1 of each block: He by fan-out times blocks^(-1/2); conv2 and the classifier zero; the stem torch's."""
-        total = 3 * self.blocks_per_stage
-        for block in self.blocks:
-            assert isinstance(block, FixupBlock)
-            fan_out = block.conv1.out_channels * 9
-            nn.init.normal_(block.conv1.weight, std=math.sqrt(2 / fan_out) / math.sqrt(total))
+        for block in self._blocks():
+            nn.init.normal_(block.conv1.weight, std=self._std(block))
             nn.init.zeros_(block.conv2.weight)
         nn.init.zeros_(self.fc.weight)
         nn.init.zeros_(self.fc.bias)
+
+    def reset_parameters(self) -> None:
+        """The network's own two scalars."""
+        nn.init.zeros_(self.bias1)
+        nn.init.zeros_(self.bias2)
+
+    def initial_norms(self) -> dict[str, float]:
+        """The expected norm of a filter at initialisation, by layer; only the stem's does not matter to Fixup.
+
+        Of n independent N(0, s^2) it is s sqrt(2) Gamma((n + 1) / 2) / Gamma(n / 2).
+        """
+        norms = {"fc": 0.0}
+        for index, block in enumerate(self._blocks()):
+            n = 9 * block.conv1.in_channels
+            ratio = math.exp(math.lgamma((n + 1) / 2) - math.lgamma(n / 2))
+            norms[f"blocks.{index}.conv1"] = self._std(block) * math.sqrt(2) * ratio
+            norms[f"blocks.{index}.conv2"] = 0.0
+        return norms
+
+    def _std(self, block: FixupBlock) -> float:
+        return math.sqrt(2 / (block.conv1.out_channels * 9)) / math.sqrt(len(self.blocks))
+
+    def _blocks(self) -> list[FixupBlock]:
+        return [block for block in self.blocks if isinstance(block, FixupBlock)]
 
     def slow_parameters(self) -> list[nn.Parameter]:
         """The biases and scales, which the paper trains at a tenth of the learning rate."""
