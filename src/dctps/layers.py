@@ -6,7 +6,7 @@
 
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -29,6 +29,7 @@ class DpsLayer(nn.Module):
     positions: Tensor
     alpha: Tensor | None
     bias: nn.Parameter | None
+    observer: Callable[[Tensor, Tensor], Tensor] | None = None  # sees x and y of each product, padded; gives y back
 
     def _build(
         self,
@@ -109,7 +110,28 @@ class DpsLayer(nn.Module):
 
     def _multiply(self, x: Tensor, geometry: Geometry) -> Tensor:
         args = x, self.values, self.positions, self.alpha, self.bias, self.offset, geometry
-        return functional.multiply(*args, self.chosen_backend(x))
+        y = functional.multiply(*args, self.chosen_backend(x))
+        return y if self.observer is None else self.observer(x, y)
+
+    @torch.no_grad()
+    def move(self, support: Support, values: Tensor) -> None:  # (support.nnz,)
+        """Another support and its values, also more or fewer of them; `values` stays the same Parameter object.
+
+        Its gradient, which belonged to the former positions, goes.
+        """
+        if support.shape != self.geometry.weight_shape or values.shape != support.positions.shape:
+            wanted = f"a support of shape {self.geometry.weight_shape} and a value for each of its positions"
+            raise ValueError(f"expected {wanted}, not {support.shape}, {support.nnz} and {tuple(values.shape)}")
+        self.values.grad, self.seed = None, support.seed
+        if values.shape == self.values.shape:
+            self.positions.copy_(support.positions)
+            self.values.copy_(values)
+        else:
+            self.positions = support.positions.to(self.positions)
+            new = values.to(self.values)
+            other = torch.float64 if new.dtype == torch.float32 else torch.float32
+            self.values.data = new.to(other)  # another type: else the graph of an earlier pass, if any, would make
+            self.values.data = new  # torch expect gradients of the former length
 
     def extra_repr(self) -> str:
         parts = [self._arguments(), f"bias={self.bias is not None}", f"offset={offset_name(self.offset)}"]
