@@ -28,9 +28,10 @@ demo: $(VENV)/.demo  ## install, then train and compare on the digits: about two
 	$(BIN)/dctps demo
 
 test: $(VENV)/.dev  ## all tests but the slow ones
-	$(BIN)/python -m pytest --quiet
+	$(BIN)/python -m pytest --quiet -m 'not slow'
 
-test-slow: $(VENV)/.dev  ## the property tests with ten times as many examples, newly drawn each time: minutes
+test-slow: $(VENV)/.dev  ## large networks, and the property tests with ten times as many examples, newly drawn: many minutes
+	$(BIN)/python -m pytest --quiet -m slow
 	HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest --quiet -m hypothesis
 
 # An environment of its own that borrows all other packages from the first one; $(1): variables, $(2): options of pip
@@ -48,14 +49,14 @@ build/sanitized: $(SOURCES) src | $(VENV)/.dev
 
 test-plain: build/plain  ## the fast tests on an installation without the native kernels
 	build/plain/bin/python -c 'import dctps.kernels as k; print(k.WHY_NOT); assert k.native is None'
-	build/plain/bin/python -m pytest --quiet -p no:cacheprovider -m 'not process' tests
+	build/plain/bin/python -m pytest --quiet -p no:cacheprovider -m 'not process and not slow' tests
 
 check-native: build/sanitized  ## the kernels' tests under the address and undefined-behaviour sanitizers
 	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" ASAN_OPTIONS=detect_leaks=0 \
 	  build/sanitized/bin/python -m pytest --quiet -p no:cacheprovider tests/test_kernels.py tests/test_direct_kernels.py
 
 check: format lint types  ## format, lint, types and the fast tests
-	$(BIN)/python -m pytest --quiet -m 'not process'
+	$(BIN)/python -m pytest --quiet -m 'not process and not slow'
 
 format: $(VENV)/.dev
 	$(BIN)/ruff format --quiet .

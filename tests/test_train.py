@@ -37,7 +37,7 @@ def quiet(folder: Path) -> Runtime:
 def alone(settings: Settings, folder: Path, group: Processes | None = None) -> Trainer:
     """A trainer in this process, not yet started."""
     device, dataset = torch.device("cpu"), data.load(settings.data)
-    model = train.prepare(settings, dataset, device)
+    model, _ = train.prepare(settings, dataset, device)
     return Trainer(settings, quiet(folder), Run.of(settings, folder), group or Processes(), device, dataset, model)
 
 
@@ -390,6 +390,7 @@ PARALLEL = """
 PAIR = dataclasses.replace(
     SMALL, optimizer="sgd", lr=0.05, epochs=3, batch_size=50
 )  # 1293 images: 25 whole batches and 43
+PAIR_RIGL = dataclasses.replace(PAIR, rewire="rigl", rewire_every=10)
 
 
 def torchrun(*command: str) -> subprocess.CompletedProcess:

@@ -33,9 +33,31 @@ class Settings:
     offset: Offset = "dct"
     """Offset D of the sparse layers; None is classical pruning."""
     allocation: str = "epl"
-    """How many weights each layer gets."""
-    alpha: float = 1.0
-    """Initial scale of D."""
+    """How many weights each layer gets, where their places are drawn at random; one of dctps.ALLOCATIONS."""
+    method: str | None = None
+    """Who chooses the places instead: one of dctps.METHODS (pruning at initialisation), or imp (lottery tickets)."""
+    method_steps: int | None = None
+    """Steps of the method, rounds of imp; None is the method's own number (imp: a fifth goes in each round)."""
+    method_batches: int | None = None
+    """Batches per step of the method; None is its own number."""
+    imp_round: int | None = None
+    """The run of this round of imp, 0 being the dense one; None is the last. A run trains its earlier rounds itself."""
+    imp_rewind: int = 0
+    """Steps of the dense round after which imp takes the values that later rounds start from; 0: the initial ones."""
+    rewire: Literal["rigl", "set", "dsr"] | None = None
+    """How weights move while training; None: they stay."""
+    rewire_every: int = 100
+    """Steps between rewirings."""
+    rewire_until: float = 0.75
+    """Fraction of all steps after which weights stay."""
+    drop_fraction: float = 0.3
+    """Of rigl and set: the fraction of its weights that a layer moves at first."""
+    projection: str | None = None
+    """Hyperplane Projection in place of sparse weights: dense, sparse or fastfood; density gives its dimensions."""
+    norm_density: float | None = None
+    """Fraction of BatchNorm's channels whose scale and shift train; None: all."""
+    alpha: float | str = 1.0
+    """Initial scale of D: a number, or a rule of dctps.ALPHAS."""
     train_alpha: bool = True
     """Whether alpha trains."""
     backend: str = "auto"
@@ -107,23 +129,45 @@ class Runtime:
 def _check(settings: Settings) -> None:
     for field in dataclasses.fields(settings):
         _check_type(field.name, getattr(settings, field.name))
-    for name in ("lr", "alpha_lr", "epochs", "batch_size", "gamma", "width", "hidden"):
+    positive = "lr alpha_lr epochs batch_size gamma width hidden method_steps method_batches rewire_every"
+    for name in positive.split():
         value = getattr(settings, name)
         if value is not None and not value > 0:
             raise ValueError(f"{name} must be positive, not {value}")
     if settings.density is not None and not 0 < settings.density <= 1:
         raise ValueError(f"density must be in (0, 1], not {settings.density}; leave it out for the dense network")
+    _check_methods(settings)
     if settings.weight_decay < 0 or not 0 <= settings.momentum < 1 or settings.seed < 0:
         raise ValueError("weight_decay and seed must not be negative, momentum must be in [0, 1)")
+
+
+def _check_methods(settings: Settings) -> None:
+    """What the choice of a support, rewiring and projection ask of one another."""
+    for name in ("method", "rewire", "projection"):
+        if getattr(settings, name) is not None and settings.density is None:
+            raise ValueError(f"{name} {getattr(settings, name)} needs a density")
+    if settings.projection is not None and (settings.method is not None or settings.rewire is not None):
+        raise ValueError("a projection has no sparse weights: leave method and rewire out")
+    if settings.imp_round is not None and (settings.method != "imp" or settings.imp_round < 0):
+        raise ValueError(f"imp_round {settings.imp_round}: rounds are numbered from 0 and belong to the method imp")
+    if settings.method == "imp" and (settings.offset is not None or settings.density == 1):
+        raise ValueError("imp rewinds to a network's own values and prunes: say --offset None and a density below 1")
+    if settings.imp_rewind < 0 or (settings.imp_rewind and settings.method != "imp"):
+        raise ValueError(f"imp_rewind {settings.imp_rewind}: a number of steps, for the method imp")
+    for name in ("norm_density", "rewire_until", "drop_fraction"):
+        value = getattr(settings, name)
+        if value is not None and not 0 < value <= 1:
+            raise ValueError(f"{name} must be in (0, 1], not {value}")
 
 
 def _check_type(name: str, value: Any) -> None:
     """The type that a setting is declared with, and finite: what slips through would be found much later, or never."""
     hint = typing.get_type_hints(Settings)[name]
     options = typing.get_args(hint)
-    if typing.get_origin(hint) is Literal:
-        if value not in options:
-            raise ValueError(f"unknown {name} {value!r}; choose one of: {', '.join(options)}")
+    words = [word for part in (hint, *options) if typing.get_origin(part) is Literal for word in typing.get_args(part)]
+    if words:
+        if value not in words and not (value is None and type(None) in options):
+            raise ValueError(f"unknown {name} {value!r}; choose one of: {', '.join(words)}")
         return
     if name == "milestones":
         good = isinstance(value, tuple) and all(type(n) is int and n >= 0 for n in value)

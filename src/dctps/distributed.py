@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from dctps.layers import DpsLayer
+from dctps.support import Support
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,13 +44,30 @@ class Processes:
                 if buffer.is_floating_point():
                     dist.broadcast(buffer, 0)
 
+    def share(self, supports: dict[str, Support], device: torch.device) -> dict[str, Support]:
+        """The first process's supports: scores on a GPU may differ in their last digits."""
+        if self.world == 1:
+            return supports
+        return {name: Support(own.shape, self._shared(own.positions, device)) for name, own in supports.items()}
+
+    def _shared(self, positions: Tensor, device: torch.device) -> Tensor:
+        count = torch.tensor(len(positions), device=device)
+        dist.broadcast(count, 0)
+        sent = positions.to(device) if self.first else positions.new_empty(int(count), device=device)
+        dist.broadcast(sent, 0)
+        return sent.cpu()
+
     def parallel(self, model: nn.Module) -> nn.Module:
-        """The model under DistributedDataParallel; its positions never cross the wire, they follow from the seed."""
+        """The model under DistributedDataParallel.
+
+        Positions never cross the wire in training, all processes have the same; nor does what is not state.
+        """
         if self.world == 1:
             return model
-        positions = [name for name, _ in model.named_buffers() if name.rpartition(".")[2] == "positions"]
+        state = model.state_dict().keys()
+        apart = [n for n, _ in model.named_buffers() if n.rpartition(".")[2] == "positions" or n not in state]
         wrapper = nn.parallel.DistributedDataParallel
-        wrapper._set_params_and_buffers_to_ignore_for_model(model, positions)
+        wrapper._set_params_and_buffers_to_ignore_for_model(model, apart)
         return wrapper(model)
 
 

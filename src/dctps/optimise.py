@@ -9,6 +9,10 @@ from torch import nn
 
 from dctps.config import Settings
 from dctps.layers import DpsLayer
+from dctps.moving import Rewiring
+from dctps.reparameterisation import DSR
+from dctps.rewiring import SET, RigL
+from dctps.subspace import Subspace
 
 SLOW = 0.1  # what Fixup's biases and scales train at, as a fraction of the learning rate
 
@@ -19,7 +23,7 @@ def parameter_groups(model: nn.Module, settings: Settings) -> list[dict[str, Any
     A layer says which parameter is its alpha; a model says which are slow (`slow_parameters`). Nothing goes by names.
     """
     alphas = [m.alpha for m in model.modules() if isinstance(m, DpsLayer) and isinstance(m.alpha, nn.Parameter)]
-    ask = getattr(model, "slow_parameters", None)
+    ask = getattr(model.network if isinstance(model, Subspace) else model, "slow_parameters", None)
     slow: list[nn.Parameter] = ask() if callable(ask) else []
     special = {id(p) for p in [*alphas, *slow]}
     rest = [p for p in model.parameters() if id(p) not in special and p.requires_grad]
@@ -30,6 +34,21 @@ def parameter_groups(model: nn.Module, settings: Settings) -> list[dict[str, Any
 
 def build_optimiser(model: nn.Module, settings: Settings) -> torch.optim.Optimizer:
     return OPTIMISERS[settings.optimizer](parameter_groups(model, settings), settings)
+
+
+def build_stepper(
+    model: nn.Module, optimiser: torch.optim.Optimizer, settings: Settings, steps_per_epoch: int
+) -> torch.optim.Optimizer | Rewiring:
+    """What takes the steps: the optimiser, or the rewiring around it."""
+    if settings.rewire is None:
+        return optimiser
+    stop = math.floor(settings.rewire_until * settings.epochs * steps_per_epoch)
+    common: dict[str, Any] = {"stop": stop, "every": settings.rewire_every, "seed": settings.seed}
+    if settings.rewire == "dsr":  # under an offset S starts at zero, below any threshold: an epoch to grow
+        start = 0 if settings.offset is None else steps_per_epoch
+        return DSR(model, optimiser, start=start, **common)
+    kind: Callable[..., Rewiring] = {"rigl": RigL, "set": SET}[settings.rewire]
+    return kind(model, optimiser, drop_fraction=settings.drop_fraction, **common)
 
 
 def _together(groups: list[dict[str, Any]]) -> dict[str, Any]:

@@ -32,6 +32,7 @@ class Run:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.last, self.best = folder / "last.pt", folder / "best.safetensors"
+        self.rewind = folder / "rewind.pt"  # of lottery tickets: the state at the step that later rounds start from
         self.metrics, self.result = folder / "metrics.jsonl", folder / "result.json"
 
     @classmethod
@@ -78,18 +79,29 @@ class Run:
             raise RunError(f"{self.result} is damaged ({error}); delete it to finish the run again") from error
 
     def save_state(self, state: dict[str, Any]) -> None:
+        self._save(self.last, state)
+
+    def save_rewind(self, state: dict[str, Any]) -> None:
+        self._save(self.rewind, state)
+
+    def _save(self, path: Path, state: dict[str, Any]) -> None:
         content = io.BytesIO()  # torch reports a full disk in words that nobody understands
         torch.save(state, content)
-        self._write(self.last, lambda file: file.write_bytes(content.getbuffer()))
+        self._write(path, lambda file: file.write_bytes(content.getbuffer()))
 
     def load_state(self) -> dict[str, Any] | None:
         """The last checkpoint, if there is one."""
-        if not self.last.exists():
-            return None
+        return self._load(self.last) if self.last.exists() else None
+
+    def load_rewind(self) -> dict[str, Any]:
+        """The network's state at the step to rewind to."""
+        return self._load(self.rewind)
+
+    def _load(self, path: Path) -> dict[str, Any]:
         try:
-            return dict(torch.load(self.last, map_location="cpu", weights_only=True))
+            return dict(torch.load(path, map_location="cpu", weights_only=True))
         except Exception as error:
-            raise RunError(f"{self.last} is damaged ({error}); delete it to start this run again") from error
+            raise RunError(f"{path} is damaged ({error}); delete it to start this run again") from error
 
     def save_best(self, model: nn.Module) -> None:
         """The network as a file of its own: sparse ones in our format, dense ones as plain safetensors."""

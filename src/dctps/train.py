@@ -21,21 +21,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dctps import data, models, tuning
+from dctps import data, tuning
 from dctps.config import Runtime, Settings, non_defaults, run_id, to_json
 from dctps.console import Reporter, duration
-from dctps.convert import sparsify
-from dctps.data.batches import Batches, split
+from dctps.data.batches import Batches
 from dctps.distributed import Processes, processes, wire_bytes
 from dctps.guards import Signals, first_bad_layer, flushed_denormals
 from dctps.memory import keep_memory
-from dctps.optimise import build_optimiser, learning_rate, set_learning_rate
+from dctps.optimise import build_optimiser, build_stepper, learning_rate, set_learning_rate
+from dctps.prepare import Data, Rounds, prepare
 from dctps.provenance import provenance
 from dctps.report import report
 from dctps.runs import Run, RunError
+from dctps.subspace import Subspace
 from dctps.support import derive_seed
-
-EVAL_BATCH = 256
 
 
 class Interrupted(RuntimeError):  # noqa: N818
@@ -65,23 +64,69 @@ def fit(
         torch.set_num_threads(runtime.threads)
     if runtime.keep_memory and device.type == "cpu":
         keep_memory()
-    finished = Run(runtime.runs / run_id(settings)).finished()
+    finished = _finished(settings, runtime)
     if finished is not None:
-        quiet = runtime.quiet or os.environ.get("RANK", "0") != "0"
-        Reporter(quiet).say(f"{runtime.runs / run_id(settings)} is finished: {_summary(finished)}")
         return finished
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(torch.random.fork_rng())
-        dataset = data.load(settings.data, runtime.data_root)
-        model = prepare(settings, dataset, device)  # everything that can be wrong is found before a folder is made
-        run = Run.of(settings, runtime.runs)
-        group = stack.enter_context(processes(device))
-        stack.enter_context(flushed_denormals())
-        if group.first:
-            stack.enter_context(run.locked())
-        trainer = Trainer(settings, runtime, run, group, device, dataset, model)
-        trainer.on_epoch = on_epoch
-        return trainer.train()
+    with torch.random.fork_rng(), flushed_denormals(), processes(device) as group:
+        return Fitting(runtime, device, group, data.load(settings.data, runtime.data_root)).fit(settings, on_epoch)
+
+
+def _finished(settings: Settings, runtime: Runtime) -> dict[str, Any] | None:
+    folder = runtime.runs / run_id(settings)
+    result = Run(folder).finished()
+    if result is not None:
+        quiet = runtime.quiet or os.environ.get("RANK", "0") != "0"
+        Reporter(quiet).say(f"{folder} is finished: {_summary(result)}")
+    return result
+
+
+@dataclasses.dataclass(frozen=True)
+class Fitting:
+    """What a run shares with the earlier runs that it builds on: the rounds of lottery tickets."""
+
+    runtime: Runtime
+    device: torch.device
+    group: Processes
+    dataset: data.Dataset
+
+    def fit(
+        self, settings: Settings, on_epoch: Callable[[dict[str, Any]], object] = lambda row: None
+    ) -> dict[str, Any]:
+        finished = _finished(settings, self.runtime)
+        if finished is not None:
+            return finished
+        # everything that can be wrong is found before a folder is made
+        saved = Run(self.runtime.runs / run_id(settings)).load_state()
+        model, cost = self._prepare(settings, saved)
+        run = Run.of(settings, self.runtime.runs)
+        with run.locked() if self.group.first else contextlib.nullcontext():
+            trainer = Trainer(settings, self.runtime, run, self.group, self.device, self.dataset, model, cost)
+            trainer.on_epoch = on_epoch
+            return trainer.train()
+
+    def _prepare(self, settings: Settings, saved: dict[str, Any] | None) -> tuple[nn.Module, dict[str, Any] | None]:
+        try:
+            state = None if saved is None else saved["model"]
+            rounds = Rounds(self._trained, self._rewound)
+            return prepare(settings, self.dataset, self.device, self.group, saved=state, rounds=rounds)
+        except KeyError as error:
+            folder = self.runtime.runs / run_id(settings)
+            raise RunError(f"{folder} holds a checkpoint that does not fit this run: {error} is missing") from error
+
+    def _rewound(self, settings: Settings) -> dict[str, Any]:
+        """The state of the dense round after its first steps."""
+        self.fit(settings)
+        return Run(self.runtime.runs / run_id(settings)).load_rewind()
+
+    def _trained(self, settings: Settings) -> nn.Module:
+        """The network of another run at the end of its training, which happens now if it has not yet."""
+        self.fit(settings)
+        saved = Run(self.runtime.runs / run_id(settings)).load_state()
+        if saved is None:
+            raise RunError(f"{self.runtime.runs / run_id(settings)} has no last.pt to go on from; delete it")
+        model, _ = self._prepare(settings, saved)
+        model.load_state_dict(saved["model"])
+        return model
 
 
 def choose_device(name: str) -> torch.device:
@@ -97,45 +142,6 @@ def choose_device(name: str) -> torch.device:
     except (RuntimeError, AssertionError) as error:
         raise ValueError(f"cannot use the device {name!r}: {str(error).splitlines()[0]}") from error
     return device
-
-
-def prepare(settings: Settings, dataset: data.Dataset, device: torch.device) -> nn.Module:
-    """The network before its first step: built, its support chosen, on its device."""
-    torch.manual_seed(settings.seed)
-    options = {name: value for name in ("width", "hidden") if (value := getattr(settings, name)) is not None}
-    channels = dataset.train_images.shape[1]
-    try:
-        model = models.build(settings.model, dataset.classes, in_channels=channels, **options)
-    except TypeError:
-        raise ValueError(f"{settings.model} has no setting {' or '.join(options)}; leave it out") from None
-    _check_fit(model, settings, dataset)
-    if settings.density is not None:
-        sparsify(
-            model,
-            settings.density,
-            offset=settings.offset,
-            allocation=settings.allocation,
-            alpha=settings.alpha,
-            train_alpha=settings.train_alpha,
-            seed=settings.seed,
-            backend=settings.backend,
-        )
-    layout = torch.channels_last if settings.channels_last else torch.contiguous_format
-    return model.to(device).to(memory_format=layout)  # type: ignore[call-overload, no-any-return]
-
-
-@torch.no_grad()
-def _check_fit(model: nn.Module, settings: Settings, dataset: data.Dataset) -> None:
-    """Whether the network takes the images: one forward pass of one of them, in eval mode."""
-    model.eval()
-    try:
-        model(dataset.train_images[:1].float())
-    except RuntimeError as error:
-        shape = " x ".join(map(str, dataset.train_images.shape[1:]))
-        reason = str(error).splitlines()[0]
-        raise ValueError(f"{settings.model} does not take the {shape} images of {settings.data}: {reason}") from error
-    finally:
-        model.train()
 
 
 def fingerprint(dataset: data.Dataset) -> str:
@@ -159,6 +165,7 @@ class Progress:
     best_validation: float = -1.0
     best_epoch: int = -1
     test_at_best: float = float("nan")
+    pruning: dict[str, Any] | None = None  # what choosing the support has cost
 
 
 class Trainer:
@@ -173,6 +180,7 @@ class Trainer:
         device: torch.device,
         dataset: data.Dataset,
         model: nn.Module,
+        pruning: dict[str, Any] | None = None,
     ) -> None:
         if group.world > 1 and settings.batch_size < 2 * group.world:
             raise ValueError(
@@ -182,9 +190,15 @@ class Trainer:
         self.reporter = Reporter(runtime.quiet or not group.first)
         self.dataset, self.model, self.data_digest = dataset, model, fingerprint(dataset)
         self.optimiser = build_optimiser(self.model, settings)
-        self.stepper = self.optimiser  # rewiring takes its place: anything with step() and state_dict()
-        self.progress = Progress()
-        self.training, self.validation, self.test = self._batches()
+        batches = Data.of(dataset, settings, device, group)
+        self.training, self.validation, self.test = batches.training, batches.validation, batches.test
+        self.stepper = build_stepper(self.model, self.optimiser, settings, len(self.training))
+        if settings.imp_rewind >= settings.epochs * len(self.training):
+            raise ValueError(
+                f"imp_rewind {settings.imp_rewind}: training has {settings.epochs * len(self.training)} steps"
+            )
+        first = settings.imp_rewind if settings.imp_round != 0 else 0
+        self.progress = Progress(*divmod(first, len(self.training)), pruning=pruning)
         self.wire = wire_bytes(self.model)
         self._restore()
         compiled = torch.compile(self.model) if settings.compile else self.model
@@ -192,28 +206,6 @@ class Trainer:
         self.board = _board(runtime, run) if group.first else None
         self.on_epoch: Callable[[dict[str, Any]], object] = lambda row: None
         self.stopped = False
-
-    # --- data
-
-    def _batches(self) -> tuple[Batches, Batches, Batches]:
-        d, s = self.dataset, self.settings
-        everything = torch.arange(len(d.train_labels))
-        train, validation = (
-            (everything, everything[:0]) if d.selects_on_test else split(len(everything), s.seed, s.split)
-        )
-        augment = {"padding": d.padding, "flip": d.flip} if s.augment else {}
-        training = self._over(d.train_images, d.train_labels, train, s.batch_size, shuffle=True, seed=s.seed, **augment)
-        test = self._over(d.test_images, d.test_labels, torch.arange(len(d.test_labels)), EVAL_BATCH)
-        if d.selects_on_test:
-            return training, test, test
-        if not len(validation):
-            raise ValueError(f"{len(everything)} images are too few to keep a tenth of them for validation")
-        return training, self._over(d.train_images, d.train_labels, validation, EVAL_BATCH), test
-
-    def _over(self, images: Tensor, labels: Tensor, indices: Tensor, batch_size: int, **options: Any) -> Batches:
-        options |= {"device": self.device, "channels_last": self.settings.channels_last}
-        options |= {"rank": self.group.rank, "world": self.group.world}
-        return Batches(images, labels, indices, batch_size, self.dataset.mean, self.dataset.std, **options)
 
     # --- the loop
 
@@ -253,7 +245,7 @@ class Trainer:
         """One step on this process's share of a batch of `whole` images."""
         p = self.progress
         torch.manual_seed(derive_seed(self.settings.seed, f"step/{p.epoch}/{p.step}/{self.group.rank}"))
-        self.optimiser.zero_grad()
+        self.stepper.zero_grad()
         with self._autocast():
             logits = self.network(x)
             # the mean over the whole batch, times the processes that DistributedDataParallel divides by
@@ -266,7 +258,14 @@ class Trainer:
         self.stopped = stopped > 0  # as all processes see it: one that stopped by itself would leave the others waiting
         loss.backward()
         self.stepper.step()
+        self._keep_for_rewinding()
         p.loss, p.correct, p.images = p.loss + total, p.correct + correct, p.images + images
+
+    def _keep_for_rewinding(self) -> None:
+        """Of the dense round of lottery tickets: what later rounds start from."""
+        s, done = self.settings, self.progress.epoch * len(self.training) + self.progress.step + 1
+        if s.imp_round == 0 and done == s.imp_rewind and self.group.first:
+            self.run.save_rewind(self.model.state_dict())
 
     def _autocast(self) -> torch.autocast:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.settings.bf16)
@@ -377,8 +376,11 @@ class Trainer:
     def _introduce(self) -> None:
         say, settings = self.reporter.say, non_defaults(self.settings)
         say("settings: " + (", ".join(f"{k}={v}" for k, v in settings.items()) or "all defaults (paper-adam)"))
-        if self.settings.density is not None:
-            say(str(report(self.model)))
+        made = report(self.model)
+        if made.layers or made.norms:
+            say(str(made))
+        if self.progress.pruning is not None:
+            say(f"{self.settings.method} chose the weights: {_cost(self.progress.pruning)}")
         if self.group.world > 1:
             sent, dense = self.wire
             say(f"{self.group.world} processes; gradients per step: {sent:,} bytes each (dense network: {dense:,})")
@@ -396,12 +398,19 @@ class Trainer:
     def _file_bytes(self) -> int | None:
         return self.run.best.stat().st_size if self.run.best.exists() else None
 
+    def _counts(self) -> dict[str, int]:
+        """The weights that train: how many were asked for, how many there are, and of how many."""
+        made = report(self.model)
+        if isinstance(self.model, Subspace):
+            size, dimensions = self.model.projection.shape
+            return {"asked": dimensions, "got": dimensions, "size": size}
+        if made.asked:
+            return {"asked": made.asked.nnz, "got": made.nnz, "size": made.size}
+        return {"got": sum(w.numel() for w in self.model.parameters() if w.dim() > 1)}
+
     def _finish(self) -> dict[str, Any]:
         p = self.progress
         final = {"final_validation": self.accuracy(self.validation), "final_test": self.accuracy(self.test)}
-        made = report(self.model)
-        weights = sum(w.numel() for w in self.model.parameters() if w.dim() > 1)
-        counts = {"asked": made.asked.nnz, "got": made.nnz, "size": made.size} if made.asked else {"got": weights}
         result = {
             "id": run_id(self.settings),
             "settings": to_json(self.settings),
@@ -411,7 +420,9 @@ class Trainer:
                 "test_at_best": p.test_at_best,
                 **final,
             },
-            "weights": counts,
+            "weights": self._counts(),
+            "pruning": p.pruning,
+            "rewirings": getattr(self.stepper, "updates", None),
             "bytes": {"file": self._file_bytes(), "per_step": self.wire[0], "dense_per_step": self.wire[1]},
             "seconds": round(p.seconds, 3),
             "processes": self.group.world,
@@ -428,6 +439,11 @@ def _summary(result: dict[str, Any]) -> str:
     accuracy = result["accuracy"]
     best = f"{100 * accuracy['test_at_best']:.2f} % at the best validation epoch ({accuracy['best_epoch'] + 1})"
     return f"test accuracy {best}, {100 * accuracy['final_test']:.2f} % at the end"
+
+
+def _cost(pruning: dict[str, Any]) -> str:
+    passes = f"{pruning['forward_passes']} forward and {pruning['backward_passes']} backward passes"
+    return f"{passes} in {duration(pruning['seconds'])}"
 
 
 def _board(runtime: Runtime, run: Run) -> Any:

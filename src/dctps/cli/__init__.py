@@ -11,6 +11,7 @@ from dctps.cli.data import data_get
 from dctps.cli.demo import demo
 from dctps.cli.inspect import inspect
 from dctps.cli.train import train
+from dctps.pruning import CollapseError
 from dctps.runs import RunError
 from dctps.train import Interrupted
 
@@ -56,7 +57,7 @@ def main(arguments: list[str] | None = None) -> int:
     except Interrupted as stop:
         print(f"dctps: {stop}", file=sys.stderr)
         return stop.code
-    except (CheckpointError, RunError, ValueError, OSError, ModuleNotFoundError) as error:
+    except (CheckpointError, RunError, CollapseError, ValueError, OSError, ModuleNotFoundError) as error:
         print(f"dctps: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
