@@ -170,6 +170,28 @@ def test_where_everything_is_zero_old_positions_are_kept(offset):
     assert len(set(kept)) == 4
 
 
+@pytest.mark.parametrize("method", [RigL, SET])
+def test_lots_are_drawn_anew_for_each_seed_layer_and_iteration(method):
+    def choice(seed, name, iteration):
+        """What is left of twelve zeros, and what grows; for RigL, in twelve places with equal gradients."""
+        net = nn.ModuleDict({name: linear(list(range(0, 48, 4)), [0.0] * 12, (4, 12))})
+        rewire = rewire_now(net, torch.optim.SGD(net.parameters(), lr=0.0), method, stop=30, seed=seed)
+        state = rewire.state_dict() | {"iteration": iteration - 1}
+        rewire.load_state_dict(state)
+        backward(net[name], (torch.arange(48) % 4 == 1).float().view(4, 12))
+        rewire.step()
+        new = set(net[name].positions.tolist())
+        return frozenset(p for p in new if p % 4 == 0), frozenset(p for p in new if p % 4)
+
+    cases = [(0, "a", 1), (1, "a", 1), (0, "b", 1), (0, "a", 2)]
+    choices = [choice(*case) for case in cases]
+    assert choices == [choice(*case) for case in cases]
+    assert len({grown for _, grown in choices}) == 4
+    assert len({kept for kept, _ in choices}) == 4
+    if method is RigL:
+        assert all(len(kept) == len(grown) == 6 for kept, grown in choices)
+
+
 def test_zero_gradients_grow_anywhere():
     layer = linear([0, 1, 4, 6], [3.0, 1.0, 0.5, 2.0])
     grown = set()

@@ -242,6 +242,17 @@ def test_few_scales_and_shifts(tmp_path):
     assert bytes_of[0.1] < bytes_of[None]
 
 
+def test_few_scales_and_shifts_of_a_dense_network(tmp_path):
+    settings = Settings(model="resnet18", width=8, data="digits", norm_density=0.1, epochs=1, batch_size=64)
+    result = fit(settings, quiet(tmp_path))
+    net = dctps.models.build("resnet18", in_channels=1, width=8)
+    dctps.load(tmp_path / run_id(settings) / "best.safetensors", net)
+    channels = sum(row.size for row in dctps.report(net).norms)
+    kept = sum(row.nnz for row in dctps.report(net).norms)
+    assert kept == round(0.1 * channels)
+    assert result["bytes"]["dense_per_step"] - result["bytes"]["per_step"] == 8 * (channels - kept)
+
+
 @pytest.mark.parametrize("alpha", ["preserve", 0.5])
 def test_alpha_by_rule(alpha, tmp_path):
     settings = changed(SMALL, alpha=alpha, train_alpha=False, epochs=1)

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from dctps.layers import DpsLayer
+from dctps.normalisation import SparseBatchNorm
 from dctps.support import Support
 
 
@@ -90,6 +91,8 @@ def wire_bytes(model: nn.Module) -> tuple[int, int]:
     sent = sum(_bytes(p) for p in model.parameters() if p.requires_grad)
     layers = [m for m in model.modules() if isinstance(m, DpsLayer)]
     dense = sum((math.prod(m.geometry.weight_shape) - m.nnz) * m.values.element_size() for m in layers)
+    norms = [m for m in model.modules() if isinstance(m, SparseBatchNorm)]
+    dense += sum(2 * (m.num_features - m.nnz) * m.scale.element_size() for m in norms)
     alphas = sum(_bytes(m.alpha) for m in layers if isinstance(m.alpha, nn.Parameter))
     return sent, sent + dense - alphas
 

@@ -20,6 +20,7 @@ from dctps.checkpoint import save
 from dctps.config import Settings, from_json, run_id, to_json
 from dctps.files import write_atomically
 from dctps.layers import DpsLayer
+from dctps.normalisation import SparseBatchNorm
 
 
 class RunError(RuntimeError):
@@ -105,7 +106,7 @@ class Run:
 
     def save_best(self, model: nn.Module) -> None:
         """The network as a file of its own: sparse ones in our format, dense ones as plain safetensors."""
-        if any(isinstance(module, DpsLayer) for module in model.modules()):
+        if any(isinstance(module, DpsLayer | SparseBatchNorm) for module in model.modules()):
             with self._writing(self.best):
                 save(model, self.best)  # atomic by itself
             return
