@@ -18,7 +18,7 @@ from test_train import SMALL, assert_identical, metrics, quiet, state, torchrun,
 
 WEIGHTS = 93_780  # of the small network that the digits train
 CLASSICAL = dataclasses.replace(SMALL, offset=None, epochs=1)
-RIGL = dataclasses.replace(SMALL, epochs=3, rewire="rigl", rewire_every=7)
+RIGL = dataclasses.replace(SMALL, epochs=2, rewire="rigl", rewire_every=7)
 
 
 def changed(settings: Settings = SMALL, **changes) -> Settings:
@@ -78,7 +78,7 @@ def test_rewiring_moves_weights_and_keeps_their_number(rewire, offset, tmp_path)
     settings = changed(RIGL, rewire=rewire, offset=offset)
     result = fit(settings, quiet(tmp_path))
     assert result["rewirings"] == sum(
-        1 for t in range(1, 46) if t % 7 == 0 and (rewire != "dsr" or not offset or t > 20)
+        1 for t in range(1, 31) if t % 7 == 0 and (rewire != "dsr" or not offset or t > 20)
     )
     assert result["weights"]["got"] == result["weights"]["asked"]
     before, _ = prepare.prepare(settings, dctps.data.load("digits"), torch.device("cpu"))
@@ -108,16 +108,16 @@ def interrupted(settings: Settings, folder, step: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "settings",
+    ("settings", "step"),
     [
-        RIGL,
-        changed(RIGL, rewire="set", offset=None),
-        changed(RIGL, rewire="dsr", offset=None),
-        changed(RIGL, method="force", method_steps=3, offset=None),
+        (RIGL, 13),  # while the gradients of the next step are watched
+        (RIGL, 24),
+        (changed(RIGL, rewire="set", offset=None), 24),
+        (changed(RIGL, rewire="dsr", offset=None), 24),
+        (changed(RIGL, method="force", method_steps=3, offset=None), 24),
     ],
-    ids=lambda settings: f"{settings.method or ''}-{settings.rewire}",
+    ids=lambda value: f"{value.method or ''}-{value.rewire}" if isinstance(value, Settings) else str(value),
 )
-@pytest.mark.parametrize("step", [5, 29])
 def test_resume_is_bit_equal_with_rewiring(settings, step, tmp_path):
     interrupted(settings, tmp_path / "two", step)
     result = fit(settings, quiet(tmp_path / "two"))
