@@ -24,7 +24,7 @@ $(VENV)/.dev: $(SOURCES) | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	@touch $@ $(VENV)/.demo
 
-demo: $(VENV)/.demo  ## install, then train and compare on the digits: about two and a half minutes in all
+demo: $(VENV)/.demo  ## install, then train and compare on the digits: about four minutes in all
 	$(BIN)/dctps demo
 
 test: $(VENV)/.dev  ## all tests but the slow ones
