@@ -146,7 +146,9 @@ def test_autocast_is_no_reason_to_round_the_gradient():
     gradients = watched(layer)
     with torch.autocast("cpu", torch.bfloat16):  # as some loops do, by mistake
         loss().backward()
-    assert_close(gradients.held()[""], exact)
+    gradient = gradients.held()[""]
+    assert gradient.dtype == torch.float32
+    assert_close(gradient, exact)
     gradients.stop()
 
 

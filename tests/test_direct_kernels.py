@@ -1,9 +1,6 @@
 """The kernels that take channels-last tensors as they lie: depthwise convolutions and 1x1 layers of few channels."""
 
 import math
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -186,12 +183,3 @@ def test_pointwise_arguments_that_do_not_fit_are_errors(changes):
     native.pointwise_forward(**good)
     with pytest.raises((ValueError, TypeError)):
         native.pointwise_forward(**(good | changes))
-
-
-@pytest.mark.process
-@pytest.mark.parametrize("isa", ["plain", "avx2", "avx512"])
-def test_every_instruction_set_gives_the_same(isa):
-    which = "(test_depthwise or test_pointwise) and dtype0"
-    code = f"import sys, pytest; sys.exit(pytest.main(['-q', '-p', 'no:cacheprovider', '-k', {which!r}, sys.argv[1]]))"
-    environment = {**os.environ, "DCTPS_ISA": isa}
-    subprocess.run([sys.executable, "-c", code, __file__], env=environment, check=True, capture_output=True)

@@ -352,15 +352,32 @@ def test_tables_that_do_not_fit_are_errors():
         native.Offset64(4, 1, 1, index[:3], ones)
 
 
+SETS = ["plain", "avx2", "avx512"]  # each has what is before it
+
+
 @pytest.mark.process
-@pytest.mark.parametrize("isa", ["plain", "avx2", "avx512"])
-def test_every_instruction_set_gives_the_same(isa):
-    """At most the set that is asked for: a machine without it runs the next one that it has."""
-    code = (
-        "import sys, pytest; sys.exit(pytest.main(['-q', '-p', 'no:cacheprovider', '-k', 'every_stage', sys.argv[1]]))"
-    )
+@pytest.mark.parametrize("isa", SETS[: SETS.index(native.instruction_set())])
+def test_every_lesser_instruction_set_gives_the_same(isa):
+    """The best one of this machine is what all other tests run on."""
+    files = [__file__, __file__.replace("test_kernels", "test_direct_kernels")]
+    which = "every_stage or ((test_depthwise or test_pointwise) and dtype0)"
+    code = "import sys, pytest; from dctps.kernels import native; assert native.instruction_set() == sys.argv[1]; "
+    code += f"sys.exit(pytest.main(['-q', '-p', 'no:cacheprovider', '-k', {which!r}, *sys.argv[2:]]))"
     environment = {**os.environ, "DCTPS_ISA": isa}
-    subprocess.run([sys.executable, "-c", code, __file__], env=environment, check=True, capture_output=True)
+    subprocess.run([sys.executable, "-c", code, isa, *files], env=environment, check=True, capture_output=True)
+
+
+@pytest.mark.process
+def test_a_set_that_the_machine_lacks_is_the_next_one_it_has():
+    code = "from dctps.kernels import native; print(native.instruction_set())"
+    run = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "DCTPS_ISA": "avx512"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert run.stdout.strip() == native.instruction_set()
 
 
 @pytest.mark.parametrize("shape", ["linear", "pointwise", "thin factors"])
