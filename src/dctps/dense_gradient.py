@@ -25,7 +25,7 @@ from dctps.layers import DpsLayer
 from dctps.peers import Peers
 
 # What is made in one go: entries of a dense gradient (or a 64th of them all), and from how many of x and g. Torch's
-# convolutions want several times that for themselves; on a CPU smaller pieces take no longer.
+# convolutions want several times that for themselves; larger pieces are hardly faster.
 BLOCK = 1 << 18
 IMAGES = 1 << 18
 

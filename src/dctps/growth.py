@@ -13,7 +13,7 @@ from torch import Tensor
 from dctps.support import Int64, sample
 
 Magnitudes = npt.NDArray[np.floating]
-PART = 1 << 13, 1 << 16  # entries looked at in one go: a 256th of them all, between these bounds
+PART = 1 << 15, 1 << 18  # entries looked at in one go: a 256th of them all, between these bounds
 
 
 def lots(positions: Int64, seed: int) -> npt.NDArray[np.uint64]:
@@ -66,10 +66,12 @@ class Largest:
 
     def settle(self) -> None:
         """Forget all but the largest so far."""
-        best = ranking(self.magnitudes, self.positions, self.seed)[: self.count]
+        if len(self.positions) < self.count or not self.count:
+            return
+        self.least = float(np.partition(self.magnitudes, -self.count)[-self.count])
+        near = np.flatnonzero(self.magnitudes >= self.least)  # the largest, and more only where there are equals
+        best = near[ranking(self.magnitudes[near], self.positions[near], self.seed)[: self.count]]
         self.positions, self.magnitudes = self.positions[best], self.magnitudes[best]
-        if len(best) == self.count > 0:
-            self.least = float(self.magnitudes[-1])
 
     def outside(self, kept: npt.NDArray[np.bool_], count: int) -> Int64:
         """The positions of the `count` largest entries outside those positions of the support that are kept."""
