@@ -12,7 +12,7 @@ FILES = sorted(SOURCE.rglob("*.py"))
 
 # mathematics <- layers <- conversion and files <- commands; a module may import only from earlier lines
 ORDER = [
-    ["registry", "cache", "geometry", "files", "transforms", "support", "provenance", "memory", "draws"],
+    ["registry", "cache", "geometry", "files", "transforms", "support", "provenance", "memory", "draws", "imports"],
     ["offsets", "allocation", "coding", "materialise", "ranking", "feed"],
     ["sparse", "offset_products", "alphas", "projections"],
     ["kernels"],
@@ -44,12 +44,17 @@ ORDER = [
     ["optimise", "runs"],
     ["prepare"],
     ["train"],
+    ["analysis", "analysis.jacobian", "experiments", "experiments.cells"],
+    ["experiments.tasks", "experiments.results", "experiments.scales"],
+    ["experiments.engines", "experiments.grids", "experiments.paper", "experiments.estimate"],
+    ["experiments.sweep", "experiments.board"],
     [f"bench.{name}" for name in ("stopwatch", "calls", "sparseprop", "published", "footprint")],
     ["bench"],
     ["bench.networks", "bench.sheet", "bench.contenders"],
     ["bench.layers", "bench.steps", "bench.scaling"],
     ["bench.tables", "bench.figures"],
-    ["cli.bench", "cli.data", "cli.demo", "cli.inspect", "cli.train"],
+    ["cli.bench", "cli.data", "cli.demo", "cli.inspect", "cli.train", "cli.sweep"],
+    ["cli.reproduce"],
     ["cli"],
     ["__main__"],
 ]

@@ -5,6 +5,7 @@ which nothing changes, and a default may never be changed: both would give finis
 """
 
 import dataclasses
+import functools
 import hashlib
 import json
 import math
@@ -20,13 +21,15 @@ class Settings:
     """What is trained, on what and how; these and only these decide a run's id."""
 
     model: str = "resnet50"
-    """Network; one of dctps.models.MODELS."""
+    """Network; one of dctps.models.MODELS, or package.module:function of your own."""
     width: int | None = None
-    """Width of a ResNet's first stage; None is the network's own."""
+    """Width of the first stage of a ResNet or VGG; None is the network's own."""
     hidden: int | None = None
     """Units in LeNet's fourth layer; None is the paper's 82."""
     data: str = "cifar10"
-    """Data set; one of dctps.data.DATASETS, or folder:PATH."""
+    """Data set; one of dctps.data.DATASETS, folder:PATH, or package.module:function of your own."""
+    images: int | None = None
+    """Of the images for training and validation only the first so many; None: all."""
 
     density: float | None = None
     """Fraction of the weights that train; None is the dense network."""
@@ -129,7 +132,7 @@ class Runtime:
 def _check(settings: Settings) -> None:
     for field in dataclasses.fields(settings):
         _check_type(field.name, getattr(settings, field.name))
-    positive = "lr alpha_lr epochs batch_size gamma width hidden method_steps method_batches rewire_every"
+    positive = "lr alpha_lr epochs batch_size gamma width hidden images method_steps method_batches rewire_every"
     for name in positive.split():
         value = getattr(settings, name)
         if value is not None and not value > 0:
@@ -160,9 +163,14 @@ def _check_methods(settings: Settings) -> None:
             raise ValueError(f"{name} must be in (0, 1], not {value}")
 
 
+@functools.cache
+def _hints() -> dict[str, Any]:
+    return typing.get_type_hints(Settings)
+
+
 def _check_type(name: str, value: Any) -> None:
     """The type that a setting is declared with, and finite: what slips through would be found much later, or never."""
-    hint = typing.get_type_hints(Settings)[name]
+    hint = _hints()[name]
     options = typing.get_args(hint)
     words = [word for part in (hint, *options) if typing.get_origin(part) is Literal for word in typing.get_args(part)]
     if words:
@@ -180,7 +188,7 @@ def _check_type(name: str, value: Any) -> None:
 
 def _normalised(name: str, value: Any) -> Any:
     """Numbers of the declared type, so that 1 and 1.0, 0.0 and -0.0, [1] and (1,) are one setting with one id."""
-    hint = typing.get_type_hints(Settings)[name]
+    hint = _hints()[name]
     if float in (hint, *typing.get_args(hint)) and type(value) in (int, float):
         return float(value) + 0.0
     return tuple(value) if isinstance(value, list) else value

@@ -2,12 +2,13 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from dctps import data, models
+from dctps import data, imports, models
 from dctps.allocation import budget
 from dctps.config import Settings
 from dctps.convert import sparsify, sparsify_norms
@@ -26,6 +27,23 @@ IMP = "imp"
 
 
 # --- data -----------------------------------------------------------------------------------------------------------
+
+
+def load(settings: Settings, root: Path | None = None) -> data.Dataset:
+    """The data set of a run, or the first images of it."""
+    if imports.is_own(settings.data):
+        dataset = imports.call(settings.data, "a dctps.data.Dataset")
+        if not isinstance(dataset, data.Dataset):
+            raise ValueError(f"{settings.data} returned a {type(dataset).__name__}, not a dctps.data.Dataset")
+    else:
+        dataset = data.load(settings.data, root)
+    if settings.images is None:
+        return dataset
+    have = len(dataset.train_labels)
+    if settings.images > have:
+        raise ValueError(f"images {settings.images}: {settings.data} has {have} for training and validation")
+    images, labels = dataset.train_images[: settings.images], dataset.train_labels[: settings.images]
+    return dataclasses.replace(dataset, train_images=images, train_labels=labels)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,12 +107,21 @@ def build(settings: Settings, dataset: data.Dataset, device: torch.device) -> nn
     torch.manual_seed(settings.seed)
     options = {name: value for name in ("width", "hidden") if (value := getattr(settings, name)) is not None}
     channels = dataset.train_images.shape[1]
-    try:
-        model = models.build(settings.model, dataset.classes, in_channels=channels, **options)
-    except TypeError:
-        raise ValueError(f"{settings.model} has no setting {' or '.join(options)}; leave it out") from None
+    if imports.is_own(settings.model):
+        model = imports.call(settings.model, "a network", num_classes=dataset.classes, in_channels=channels, **options)
+        if not isinstance(model, nn.Module):
+            raise ValueError(f"{settings.model} returned a {type(model).__name__}, not an nn.Module")
+    else:
+        model = _named(settings.model, dataset.classes, channels, options)
     _check_fit(model, settings, dataset)
     return model.to(device)
+
+
+def _named(name: str, classes: int, channels: int, options: dict[str, int]) -> nn.Module:
+    try:
+        return models.build(name, classes, in_channels=channels, **options)
+    except TypeError:
+        raise ValueError(f"{name} has no setting {' or '.join(options)}; leave it out") from None
 
 
 def prepare(

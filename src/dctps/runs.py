@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load as deserialize
 from safetensors.torch import save as serialize
 from torch import nn
 
@@ -27,6 +28,10 @@ class RunError(RuntimeError):
     """A run that cannot start or go on; the message says why, and what is still there."""
 
 
+class Busy(RunError):  # noqa: N818
+    """Another process is at this run."""
+
+
 class Run:
     """The folder of one run."""
 
@@ -35,11 +40,16 @@ class Run:
         self.last, self.best = folder / "last.pt", folder / "best.safetensors"
         self.rewind = folder / "rewind.pt"  # of lottery tickets: the state at the step that later rounds start from
         self.metrics, self.result = folder / "metrics.jsonl", folder / "result.json"
+        self.supports = folder / "supports.safetensors"
+        self.failure = folder / "failure.json"  # in place of a result: why there is none
 
     @classmethod
-    def of(cls, settings: Settings, runs: Path) -> "Run":
-        """The run of these settings: made if it is not there, refused if it is another's."""
-        run = cls(runs / run_id(settings))
+    def of(cls, settings: Settings, runs: Path, prefix: str = "") -> "Run":
+        """The run of these settings: made if it is not there, refused if it is another's.
+
+        prefix: of the folder's name, for what is done with settings other than training.
+        """
+        run = cls(runs / f"{prefix}{run_id(settings)}")
         config = run.folder / "config.json"
         try:
             run.folder.mkdir(parents=True, exist_ok=True)
@@ -61,13 +71,24 @@ class Run:
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Nobody else may train in this folder meanwhile; the lock goes with the process, however it ends."""
-        with self._writing(self.folder / "lock"):
-            file = (self.folder / "lock").open("w")
+        with self._flock("lock"):
+            yield
+
+    @contextlib.contextmanager
+    def claimed(self) -> Iterator[None]:
+        """As `locked`, for who decides that this run is to be done, and may have it done elsewhere."""
+        with self._flock("claim"):
+            yield
+
+    @contextlib.contextmanager
+    def _flock(self, name: str) -> Iterator[None]:
+        with self._writing(self.folder / name):
+            file = (self.folder / name).open("w")
         with file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
-                raise RunError(f"another process is training in {self.folder}") from None
+                raise Busy(f"another process is training in {self.folder}") from None
             yield
 
     def finished(self) -> dict[str, Any] | None:
@@ -104,6 +125,21 @@ class Run:
         except Exception as error:
             raise RunError(f"{path} is damaged ({error}); delete it to start this run again") from error
 
+    def save_supports(self, model: nn.Module) -> None:
+        """Where the weights of a network are, for whoever needs the same network before its training."""
+        layers = {f"{n}.positions": m.positions.cpu() for n, m in model.named_modules() if isinstance(m, DpsLayer)}
+        if layers:
+            self._write(self.supports, lambda file: file.write_bytes(serialize(layers)))
+
+    def load_supports(self) -> dict[str, torch.Tensor] | None:
+        """What `save_supports` wrote, if the run is over."""
+        if not (self.supports.exists() and self.result.exists()):
+            return None
+        try:
+            return deserialize(self.supports.read_bytes())
+        except Exception as error:
+            raise RunError(f"{self.supports} is damaged ({error}); delete {self.folder} to make it again") from error
+
     def save_best(self, model: nn.Module) -> None:
         """The network as a file of its own: sparse ones in our format, dense ones as plain safetensors."""
         if any(isinstance(module, DpsLayer | SparseBatchNorm) for module in model.modules()):
@@ -115,6 +151,9 @@ class Run:
 
     def save_result(self, result: dict[str, Any]) -> None:
         self._write(self.result, lambda file: file.write_text(json.dumps(result, indent=1) + "\n"))
+
+    def save_failure(self, failure: dict[str, Any]) -> None:
+        self._write(self.failure, lambda file: file.write_text(json.dumps(failure, indent=1) + "\n"))
 
     def keep_metrics_before(self, epoch: int) -> None:
         """Drop what was written after the checkpoint that the run goes on from: those epochs come again."""

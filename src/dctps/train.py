@@ -29,7 +29,7 @@ from dctps.distributed import Processes, processes, wire_bytes
 from dctps.guards import Signals, first_bad_layer, flushed_denormals
 from dctps.memory import keep_memory
 from dctps.optimise import build_optimiser, build_stepper, learning_rate, set_learning_rate
-from dctps.prepare import Data, Rounds, prepare
+from dctps.prepare import Data, Rounds, load, prepare
 from dctps.provenance import provenance
 from dctps.report import report
 from dctps.runs import Run, RunError
@@ -68,7 +68,7 @@ def fit(
     if finished is not None:
         return finished
     with torch.random.fork_rng(), flushed_denormals(), processes(device) as group:
-        return Fitting(runtime, device, group, data.load(settings.data, runtime.data_root)).fit(settings, on_epoch)
+        return Fitting(runtime, device, group, load(settings, runtime.data_root)).fit(settings, on_epoch)
 
 
 def _finished(settings: Settings, runtime: Runtime) -> dict[str, Any] | None:

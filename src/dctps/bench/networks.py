@@ -1,15 +1,11 @@
 """Which network, offset and density are measured, from what a user writes."""
 
-import contextlib
-import importlib
-import os
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
-from dctps import models
+from dctps import imports, models
 from dctps.allocation import check_density
 from dctps.models import MODELS
 from dctps.offsets import OFFSETS, TransformOffset
@@ -51,27 +47,10 @@ def build(name: str, input_shape: tuple[int, ...], classes: int, seed: int = 0) 
 
 
 def _own(name: str) -> nn.Module:
-    module, _, function = name.partition(":")
-    try:
-        with _current_folder():
-            made = getattr(importlib.import_module(module), function)()
-    except (ImportError, AttributeError, TypeError, ValueError) as error:
-        hint = "say package.module:function, where function() without arguments returns a network"
-        raise ValueError(f"cannot build {name!r} ({error}); {hint}") from error
+    made = imports.call(name, "a network")
     if not isinstance(made, nn.Module):
         raise ValueError(f"{name} returned a {type(made).__name__}, not an nn.Module")
     return made
-
-
-@contextlib.contextmanager
-def _current_folder() -> Iterator[None]:
-    """Modules beside the user are found, as by `python -m`; a command on the path would not look there."""
-    before = list(sys.path)
-    sys.path.insert(0, os.getcwd())
-    try:
-        yield
-    finally:
-        sys.path[:] = before
 
 
 @torch.no_grad()

@@ -10,6 +10,8 @@ from dctps.cli.bench import bench
 from dctps.cli.data import data_get
 from dctps.cli.demo import demo
 from dctps.cli.inspect import inspect
+from dctps.cli.reproduce import reproduce
+from dctps.cli.sweep import run_sweep
 from dctps.cli.train import train
 from dctps.pruning import CollapseError
 from dctps.runs import RunError
@@ -37,6 +39,8 @@ def _data(arguments: list[str]) -> object:
 COMMANDS: dict[str, Command] = {
     "demo": _from(demo, "demo"),
     "train": train,
+    "sweep": run_sweep,
+    "reproduce": reproduce,
     "data": _data,
     "bench": bench,
     "inspect": _from(inspect, "inspect"),

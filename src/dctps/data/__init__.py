@@ -7,7 +7,7 @@ from pathlib import Path
 from dctps.data.batches import Batches, split
 from dctps.data.cifar import load_cifar10, load_cifar100
 from dctps.data.dataset import DataError, Dataset
-from dctps.data.digits import load_digits
+from dctps.data.digits import load_digits, load_digits32
 from dctps.data.folder import load_folder
 from dctps.data.mnist import load_fashion_mnist, load_mnist
 from dctps.data.sources import data_root
@@ -22,6 +22,7 @@ DATASETS: dict[str, Callable[[Path], Dataset]] = {
     "mnist": load_mnist,
     "fashion_mnist": load_fashion_mnist,
     "digits": load_digits,
+    "digits32": load_digits32,
 }
 FOLDER = "folder:"
 

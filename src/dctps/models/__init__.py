@@ -36,7 +36,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 def build(name: str, num_classes: int = 10, in_channels: int = 3, **options: int) -> nn.Module:
     """A network with the paper's initialisation: N(0, 2 / fan_in) for every weight, Fixup's own for Fixup.
 
-    options: `hidden` of LeNet, `width` of the ResNets.
+    options: `hidden` of LeNet, `width` of the ResNets and VGGs.
 
     >>> sum(p.numel() for p in build("lenet").parameters())
     61510

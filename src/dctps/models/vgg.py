@@ -12,22 +12,26 @@ PLANS = {
 
 
 class VGG(nn.Module):
-    """3 x 3 convolutions without bias, each followed by BatchNorm and ReLU; the fifth pool is the average."""
+    """3 x 3 convolutions without bias, each followed by BatchNorm and ReLU; the fifth pool is the average.
 
-    def __init__(self, depth: int = 19, num_classes: int = 10, in_channels: int = 3) -> None:
+    `width`: of the first stage, 64 as published; the others keep their proportion to it.
+    """
+
+    def __init__(self, depth: int = 19, num_classes: int = 10, in_channels: int = 3, width: int = 64) -> None:
         super().__init__()
         layers: list[nn.Module] = []
         channels = in_channels
-        for width in PLANS[depth]:
-            if width == POOL:
+        for step in PLANS[depth]:
+            if step == POOL:
                 layers.append(nn.MaxPool2d(2))
                 continue
+            filters = step * width // 64
             layers += [
-                nn.Conv2d(channels, width, 3, padding=1, bias=False),
-                nn.BatchNorm2d(width),
+                nn.Conv2d(channels, filters, 3, padding=1, bias=False),
+                nn.BatchNorm2d(filters),
                 nn.ReLU(inplace=True),
             ]
-            channels = width
+            channels = filters
         self.features = nn.Sequential(*layers)
         self.pool = nn.AdaptiveAvgPool2d(1)
         self.classifier = nn.Linear(channels, num_classes)

@@ -1,0 +1,28 @@
+"""The input-output Jacobian of a network, J = df/dx, and its spectrum (paper: section 6, Figure 4)."""
+
+import copy
+
+import torch
+from torch import Tensor, nn
+
+
+def singular_values(model: nn.Module, x: Tensor) -> Tensor:
+    """Those of df/dx at each example: (b, classes), largest first; float64, on the CPU.
+
+    BatchNorm uses its running statistics (at initialisation: mean 0, variance 1), so that examples do not mix and the
+    scale of the network is seen. All in float64: at low density signals shrink below what float32 can hold, and a
+    spectrum that is zero must be zero because nothing gets through.
+    """
+    network = copy.deepcopy(model).double().eval()
+    device = next(network.parameters()).device
+    rows = [torch.linalg.svdvals(jacobian(network, image[None].to(device).double())) for image in x]
+    return torch.stack(rows).cpu()
+
+
+def jacobian(network: nn.Module, x: Tensor) -> Tensor:
+    """df/dx at one example (1, channels, height, width): (classes, channels * height * width), a pass per class."""
+    x = x.detach().requires_grad_()
+    with torch.enable_grad():
+        y = network(x).flatten()
+        rows = [torch.autograd.grad(output, x, retain_graph=True)[0].flatten() for output in y]
+    return torch.stack(rows)

@@ -1,0 +1,110 @@
+"""What people see of a sweep: a live table of its lines on a terminal, plain lines of text elsewhere."""
+
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from dctps.console import duration
+from dctps.experiments.cells import Cell, distinct
+from dctps.experiments.engines import BUSY, DIED, ENDED, EPOCH, STARTED, Event
+from dctps.experiments.results import failure_of
+from dctps.experiments.tasks import COLLAPSED, is_over
+from dctps.report import percent
+
+DONE, RUNNING, WAITING, FAILED = "done", "running", "waiting", "failed"
+
+
+class Board:
+    """Counts of done, running, collapsed and failed cells per line of the grid, and the time left."""
+
+    def __init__(self, cells: Sequence[Cell], runs: Path, quiet: bool = False) -> None:
+        self.cells, self.runs = distinct(cells), runs
+        self.console = Console(quiet=quiet, highlight=False)
+        self.live = Live(console=self.console, auto_refresh=False) if sys.stdout.isatty() and not quiet else None
+        self.state = {cell.id: _found(cell, runs) for cell in self.cells}
+        self.part: dict[str, float] = {}  # of a running cell that is over, by epochs
+        self.started, self.before = time.monotonic(), self._over()
+        self.shown = 0.0
+
+    def __enter__(self) -> "Board":
+        if self.live is not None:
+            self.live.start()
+        else:
+            self._say(f"{len(self.cells)} runs, {round(self.before)} of them done before")
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.live is not None:
+            self.live.update(self._table(), refresh=True)
+            self.live.stop()
+
+    def __call__(self, event: Event | None) -> None:
+        if event is not None:
+            self._note(event)
+        if self.live is not None and time.monotonic() - self.shown > 0.5:
+            self.shown = time.monotonic()
+            self.live.update(self._table(), refresh=True)
+
+    def _note(self, event: Event) -> None:
+        cell = event.cell
+        if event.kind == EPOCH:
+            self.part[cell.id] = (event.row["epoch"] + 1) / cell.settings.epochs
+            return
+        self.part.pop(cell.id, None)
+        if event.kind in (ENDED, BUSY, DIED):
+            self.state[cell.id] = _found(cell, self.runs)
+            if event.kind == ENDED and self.live is None:
+                self._tell(cell)
+        elif event.kind == STARTED:
+            self.state[cell.id] = RUNNING
+
+    def _tell(self, cell: Cell) -> None:
+        over = sum(state in (DONE, COLLAPSED, FAILED) for state in self.state.values())
+        text, failure = (
+            f"{over}/{len(self.cells)}  {describe(cell)}: {self.state[cell.id]}",
+            failure_of(cell.run(self.runs)),
+        )
+        self._say(text + (f" ({failure.reason})" if failure else "") + f"  {self._left()}")
+
+    def _say(self, text: str) -> None:
+        self.console.print(text, markup=False, soft_wrap=True)
+
+    def _over(self) -> float:
+        """How many cells are over, running ones counted by their epochs."""
+        return sum(state in (DONE, COLLAPSED, FAILED) for state in self.state.values()) + sum(self.part.values())
+
+    def _left(self) -> str:
+        done, seconds = self._over() - self.before, time.monotonic() - self.started
+        if done < 0.1 or seconds < 1:
+            return ""
+        return f"{duration(seconds / done * (len(self.cells) - self._over()))} left"
+
+    def _table(self) -> Table:
+        table = Table("line", title=f"{self._over():.1f} of {len(self.cells)} runs  {self._left()}")
+        for column in (DONE, RUNNING, WAITING, COLLAPSED, FAILED):
+            table.add_column(column, justify="right")
+        for line in dict.fromkeys((cell.panel, cell.line) for cell in self.cells):
+            states = Counter(self.state[cell.id] for cell in self.cells if (cell.panel, cell.line) == line)
+            counts = (str(states[name] or "") for name in (DONE, RUNNING, WAITING, COLLAPSED, FAILED))
+            table.add_row(", ".join(part for part in line if part) or "runs", *counts)
+        return table
+
+
+def _found(cell: Cell, runs: Path) -> str:
+    run = cell.run(runs)
+    if not is_over(run):
+        return WAITING
+    failure = failure_of(run)
+    return DONE if failure is None else failure.status
+
+
+def describe(cell: Cell) -> str:
+    """A cell in a few words."""
+    density = [] if cell.settings.density is None else [percent(cell.settings.density)]
+    return ", ".join([*(part for part in (cell.panel, cell.line) if part), *density, f"seed {cell.settings.seed}"])

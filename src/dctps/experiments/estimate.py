@@ -1,0 +1,97 @@
+"""How long an experiment takes here: a quick measurement of each of its networks, before anything is run.
+
+A step of a few images is timed for each network that occurs, as dense and as a sparse one, and the rest is
+multiplication: good to a factor of two or so, which is what one needs to know before saying yes.
+"""
+
+import dataclasses
+import time
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+
+from dctps.config import Settings
+from dctps.convert import sparsify
+from dctps.experiments.cells import TRAIN, Cell
+from dctps.experiments.tasks import SHAPES
+from dctps.guards import flushed_denormals
+from dctps.imp import schedule
+from dctps.models import MODELS, build
+from dctps.pruning import METHODS
+
+IMAGES = 16  # of a step that is timed
+TRAINING = {"cifar10": 50_000, "cifar100": 50_000, "tiny_imagenet": 100_000}
+TEST_SHARE = 0.1  # of the time of a training, for validation and test
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """What the time of a step depends on."""
+
+    model: str
+    width: int | None
+    side: int
+    sparse: bool
+
+
+class Clock:
+    """Seconds per image, each kind of network measured once."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[Kind, float] = {}
+
+    def per_image(self, kind: Kind) -> float:
+        if kind not in self.seconds:
+            self.seconds[kind] = _measure(kind)
+        return self.seconds[kind]
+
+    def cell(self, cell: Cell) -> float:
+        """Seconds of a cell with all cores of this machine."""
+        settings = cell.settings
+        if settings.model not in MODELS:
+            return float("nan")
+        _, side, _ = SHAPES.get(settings.data, (3, 32, 10))
+        dense = self.per_image(Kind(settings.model, settings.width, side, False))
+        total = _scoring(settings, dense)
+        if cell.task != TRAIN:
+            return total
+        sparse = settings.density is not None and settings.method != "imp" and settings.projection is None
+        step = self.per_image(Kind(settings.model, settings.width, side, True)) if sparse else dense
+        images = settings.images or TRAINING.get(settings.data, 50_000)
+        return total + rounds(settings) * settings.epochs * images * step * (1 + TEST_SHARE)
+
+
+def rounds(settings: Settings) -> int:
+    """Trainings in one: lottery tickets train once per round."""
+    if settings.method != "imp" or settings.density is None:
+        return 1
+    return len(schedule(1 << 20, settings.density, settings.method_steps)) + 1
+
+
+def _scoring(settings: Settings, dense: float) -> float:
+    if settings.method not in METHODS:
+        return 0.0
+    method = METHODS[settings.method]
+    steps, batches = settings.method_steps or method.steps, settings.method_batches or method.batches
+    images = steps * batches * settings.batch_size if method.needs_data else 2 * steps  # ones, in double precision
+    return images * dense
+
+
+def _measure(kind: Kind) -> float:
+    options = {} if kind.width is None else {"width": kind.width}
+    with torch.random.fork_rng(), flushed_denormals():
+        model = build(kind.model, 10, **options)
+        if kind.sparse:
+            sparsify(model, 0.001)
+        x, y = torch.randn(IMAGES, 3, kind.side, kind.side), torch.zeros(IMAGES, dtype=torch.int64)
+        times = []
+        for _ in range(3):
+            started = time.perf_counter()
+            F.cross_entropy(model(x), y).backward()
+            times.append(time.perf_counter() - started)
+    return min(times) / IMAGES
+
+
+def total_seconds(cells: Sequence[Cell], clock: Clock) -> float:
+    return sum(clock.cell(cell) for cell in cells)

@@ -1,0 +1,64 @@
+"""Grids of users: a JSON or TOML file with the settings of runs, lists standing for all their combinations.
+
+    [settings]              the settings of `dctps train`; a list means each of its entries
+    model = "lenet"
+    density = [0.05, 0.01]
+    seed = [0, 1, 2]
+
+    [[lines]]               optional: variants by name, each crossed with the lists above
+    name = "DCTpS"
+    [[lines]]
+    name = "Random"
+    offset = "none"
+
+TOML has no null: "none" stands for it. `milestones`, a list by itself, is a list of lists where several are meant.
+"""
+
+import itertools
+import json
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from dctps.config import from_json, non_defaults
+from dctps.experiments.cells import Cell, distinct
+
+NONE = "none"
+
+
+def read_grid(file: Path) -> list[Cell]:
+    """The cells of a file; ValueError with the file's name for whatever is wrong in it."""
+    try:
+        text = file.read_text()
+        content = tomllib.loads(text) if file.suffix == ".toml" else json.loads(text)
+        return grid(content)
+    except ValueError as error:  # also of the parsers
+        raise ValueError(f"{file}: {error}") from error
+
+
+def grid(content: Any) -> list[Cell]:
+    """The cells of a grid as the file has it."""
+    if not isinstance(content, dict) or set(content) - {"settings", "lines"}:
+        raise ValueError("a grid is an object with settings and, if there are variants, lines")
+    base, lines = content.get("settings", {}), content.get("lines", [{}])
+    if not isinstance(base, dict) or not isinstance(lines, list) or not all(isinstance(line, dict) for line in lines):
+        raise ValueError("settings are an object, lines a list of objects")
+    cells = [cell for line in lines for cell in _cells(base, dict(line))]
+    if not cells:
+        raise ValueError("the grid is empty: one of its lists has no entries")
+    return distinct(cells)
+
+
+def _cells(base: dict[str, Any], line: dict[str, Any]) -> Iterator[Cell]:
+    name = line.pop("name", None)
+    axes = {key: _values(key, value) for key, value in {**base, **line}.items()}
+    for values in itertools.product(*axes.values()):
+        settings = from_json(dict(zip(axes, values, strict=True)))
+        changed = {key: value for key, value in non_defaults(settings).items() if len(axes.get(key, ())) > 1}
+        yield Cell(settings, line=str(name or ", ".join(f"{k} {v}" for k, v in changed.items())))
+
+
+def _values(key: str, value: Any) -> list[Any]:
+    several = isinstance(value, list) and (key != "milestones" or any(isinstance(entry, list) for entry in value))
+    return [None if entry == NONE else entry for entry in (value if several else [value])]

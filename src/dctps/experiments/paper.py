@@ -1,0 +1,292 @@
+"""The paper's experiments, as lists of runs: what section 5, section 6 and the appendix describe.
+
+Protocol (appendix E): 200 epochs of Adam at a constant 1e-3, batches of 128, weight decay 5e-4 on everything, a tenth
+of the training images for validation, the test accuracy of the epoch with the best validation accuracy, three seeds.
+LeNet: 160 epochs, batches of 64, validation accuracy. Where the published code differs from the text, the code made
+the figures, so its rules are taken: `epl_paper` and `erk_paper` lose what their caps cut off, `force_paper` is
+Iter-SNIP on the raw logits, and the split keeps 4,999 images (docs/deviations.md).
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from dctps.config import Settings
+from dctps.experiments.cells import TRAIN, Cell, varied
+from dctps.experiments.scales import FEW, LAPTOP, PAPER, SMOKE, Scale
+from dctps.registry import lookup
+
+# --- the methods: an offset, who chooses the support, what moves (dctps.config.Settings) ------------------------------
+
+DENSE = "dense"
+Method = dict[str, Any]
+METHODS: dict[str, Method] = {
+    DENSE: {"density": None},
+    "Random (uniform)": {"offset": None, "allocation": "uniform"},
+    "Random (EPL)": {"offset": None, "allocation": "epl_paper"},
+    "FORCE": {"offset": None, "method": "force_paper"},
+    "SynFlow": {"offset": None, "method": "synflow"},
+    "Hyperplane Projection": {"offset": None, "projection": "dense"},
+    "RigL": {"offset": None, "allocation": "erk_paper", "rewire": "rigl"},
+    "DCTpS": {"allocation": "epl_paper"},
+    "DCTpS + RigL": {"allocation": "epl_paper", "rewire": "rigl"},
+    "IMP": {"offset": None, "method": "imp"},
+}
+RANDOM = ("Random (uniform)", "Random (EPL)")
+PRUNING = ("FORCE", "SynFlow")
+OURS = ("RigL", "DCTpS", "DCTpS + RigL")
+DENSITIES = (0.05, 0.02, 0.01, 0.005, 0.002, 0.001, 0.0005, 0.0002, 0.0001)
+SEEDS = (0, 1, 2)
+
+# --- the networks and data ------------------------------------------------------------------------------------------
+
+ADAM = Settings(split="paper")
+SGD = varied(ADAM, optimizer="sgd", lr=0.1, schedule="multistep", legacy_lr_order=True)
+SGD_DCTPS_LR = 0.03  # the paper's sweep over learning rates, for DCTpS alone
+LENET = varied(ADAM, model="lenet", epochs=160, batch_size=64)
+FORCE_BATCHES = {"cifar10": 1, "cifar100": 10, "tiny_imagenet": 20}
+TITLES = {
+    "lenet": "LeNet-5",
+    "resnet18": "ResNet18",
+    "resnet50": "ResNet50",
+    "vgg19": "VGG19",
+    "mobilenetv2": "MobileNetV2",
+    "fixup_resnet110": "FixupResNet110",
+    "cifar10": "CIFAR-10",
+    "cifar100": "CIFAR-100",
+    "tiny_imagenet": "Tiny ImageNet",
+}
+Cells = Iterator[Cell]
+
+
+def panel(settings: Settings, title: str | None = None) -> str:
+    return title or f"{TITLES[settings.model]}, {TITLES[settings.data]}"
+
+
+def grid(
+    base: Settings,
+    methods: Sequence[str],
+    scale: Scale,
+    *,
+    densities: Sequence[float] = DENSITIES,
+    task: str = TRAIN,
+    dense: bool = True,
+    seeds: Sequence[int] = SEEDS,
+    title: str | None = None,
+) -> Cells:
+    """A panel: methods x densities x seeds, and the dense network."""
+    name = panel(base, title)
+    for seed in scale.seeds(seeds):
+        if dense:
+            yield Cell(varied(base, seed=seed), task, name, DENSE)
+        for density in scale.densities(densities):
+            for method in methods:
+                yield Cell(configured(base, method, density=density, seed=seed), task, name, method)
+
+
+def configured(base: Settings, method: str, **changes: Any) -> Settings:
+    """A method on a network, with what the paper sets for that pair."""
+    own = dict(METHODS[method])
+    if own.get("method") == "force_paper":
+        own["method_batches"] = FORCE_BATCHES.get(base.data)
+    if base.model.startswith("fixup") and own.get("offset", "dct") is not None:
+        own["alpha"] = "paper"
+    if base.optimizer == "sgd" and method.startswith("DCTpS"):
+        own["lr"] = SGD_DCTPS_LR
+    return varied(base, **own, **changes)
+
+
+# --- section 5: accuracy against density ----------------------------------------------------------------------------
+
+
+def _lenet(scale: Scale) -> Cells:
+    yield from grid(LENET, (*RANDOM, *PRUNING, "Hyperplane Projection", "DCTpS"), scale)
+
+
+BOTH = (("resnet50", "cifar10"), ("resnet50", "cifar100"), ("vgg19", "cifar10"), ("vgg19", "cifar100"))
+
+
+def _resnet50_vgg19(scale: Scale) -> Cells:
+    for model, data in scale.pairs(BOTH):
+        yield from grid(varied(ADAM, model=model, data=data), (*RANDOM, *PRUNING, *OURS), scale)
+
+
+def _mobilenet_fixup(scale: Scale) -> Cells:
+    yield from grid(varied(ADAM, model="mobilenetv2"), (*PRUNING, *OURS), scale)
+    fixup = DENSITIES[:6]  # the paper stops at 0.1 %: below, there are fewer weights than layers need
+    yield from grid(varied(ADAM, model="fixup_resnet110"), (*RANDOM, *OURS), scale, densities=fixup)
+
+
+def _table1(scale: Scale) -> Cells:
+    """Drops against the dense network; the columns of cost and size are computed, not trained."""
+    base = varied(ADAM, data="cifar100")
+    methods = ("Random (uniform)", "IMP", *PRUNING, "RigL", "DCTpS")
+    yield from grid(base, methods, scale, densities=(0.01, 0.001, 0.0001))
+
+
+# --- section 6: before the first step -------------------------------------------------------------------------------
+
+
+def _jacobian(scale: Scale) -> Cells:
+    for model in ("resnet50", "vgg19", "resnet18", "mobilenetv2"):  # the paper shows the first
+        base = varied(ADAM, model=model)
+        yield from _at_initialisation(base, (*RANDOM, *PRUNING, "DCTpS"), "jacobian", scale)
+
+
+def _layer_counts(scale: Scale) -> Cells:
+    for model in ("resnet50", "vgg19", "resnet18", "mobilenetv2"):  # the paper shows the first
+        yield from _at_initialisation(varied(ADAM, model=model), (*RANDOM, *PRUNING), "counts", scale)
+
+
+def _at_initialisation(base: Settings, methods: Sequence[str], task: str, scale: Scale) -> Cells:
+    for method in methods:
+        for density in scale.densities(DENSITIES):
+            yield Cell(configured(base, method, density=density), task, panel(base), method)
+
+
+# --- the appendix ---------------------------------------------------------------------------------------------------
+
+
+def _params(scale: Scale) -> Cells:
+    for model in ("resnet50", "vgg19", "mobilenetv2", "fixup_resnet110", "resnet18"):
+        yield Cell(varied(ADAM, model=model), "counts", TITLES[model], DENSE)
+
+
+def _tiny_imagenet(scale: Scale) -> Cells:
+    base = varied(ADAM, model="resnet18", data="tiny_imagenet")
+    yield from grid(base, (*PRUNING, "DCTpS"), scale)
+
+
+def _epl_epf_counts(scale: Scale) -> Cells:
+    for model in ("resnet50", "vgg19", "resnet18", "mobilenetv2"):
+        yield from _counts_of(varied(ADAM, model=model), {"EPL": "epl_paper", "EPF": "epf_paper"}, scale)
+
+
+def _counts_of(base: Settings, rules: dict[str, str], scale: Scale) -> Cells:
+    for line, rule in rules.items():
+        for density in scale.densities((0.01, 0.001, 0.0001)):
+            yield Cell(varied(base, density=density, allocation=rule), "counts", panel(base), line)
+
+
+def _variants(variants: dict[str, Method], scale: Scale) -> Cells:
+    """DCTpS networks that differ in one thing, on the paper's networks."""
+    for model, data in scale.pairs(BOTH):
+        base = varied(LENET if model == "lenet" else varied(ADAM, model=model), data=data)
+        for seed in scale.seeds(SEEDS):
+            yield Cell(varied(base, seed=seed), TRAIN, panel(base), DENSE)
+            for line, changes in variants.items():
+                for density in scale.densities(DENSITIES):
+                    settings = varied(base, density=density, seed=seed, **changes)
+                    yield Cell(settings, TRAIN, panel(base), line)
+
+
+def _epl_epf(scale: Scale) -> Cells:
+    yield from _variants({"EPL": {"allocation": "epl_paper"}, "EPF": {"allocation": "epf_paper"}}, scale)
+
+
+def _fixed_alpha(scale: Scale) -> Cells:
+    epl = {"allocation": "epl_paper"}
+    yield from _variants({"alpha trains": epl, "alpha = 1": {**epl, "train_alpha": False}}, scale)
+
+
+RULES = {"uniform": "uniform", "EPL": "epl_paper", "EPF": "epf_paper", "ERK": "erk_paper"}
+
+
+def _allocations(scale: Scale) -> Cells:
+    for name, offset in (("DCTpS", "dct"), ("Random", None)):
+        lines = {f"{name} ({rule})": {"allocation": own, "offset": offset} for rule, own in RULES.items()}
+        yield from _variants(lines, scale)
+
+
+def _sgd(scale: Scale) -> Cells:
+    methods = (*RANDOM, "FORCE", *OURS)
+    for model, data in scale.pairs(BOTH):
+        yield from grid(varied(SGD, model=model, data=data), methods, scale)
+    yield from grid(varied(SGD, model="mobilenetv2"), methods, scale)
+    yield from grid(varied(SGD, model="fixup_resnet110"), (*RANDOM, *OURS), scale, densities=DENSITIES[:6])
+
+
+def _synflow_counts(scale: Scale) -> Cells:
+    pairs = (("vgg19", "cifar10"), ("vgg19", "cifar100"), ("resnet18", "tiny_imagenet"), ("mobilenetv2", "cifar10"))
+    for model, data in (*pairs, ("resnet50", "cifar10")):
+        base = varied(ADAM, model=model, data=data)
+        for density in scale.densities(DENSITIES):
+            yield Cell(configured(base, "SynFlow", density=density), "counts", panel(base), "SynFlow")
+
+
+# --- beyond the paper: other offsets at the same price (docs/offsets.md) ----------------------------------------------
+
+OFFSETS: dict[str, Method] = {
+    "DCT as published": {"offset": "dct"},
+    "DCT, channel order": {"offset": "dct/channel/none/lowest/0"},
+    "DCT, signs": {"offset": "dct/spatial/channel/lowest/0"},
+    "DCT, channel order, signs": {"offset": "dct_signed"},
+    "DCT, signs, random rows": {"offset": "dct/spatial/channel/random/0"},
+    "DCT, channel order, signs, random rows": {"offset": "dct/channel/channel/random/0"},
+    "Hadamard, signs, random rows": {"offset": "srht"},
+    "Hadamard, position signs, random rows": {"offset": "hadamard/spatial/position/random/0"},
+    "no offset": {"offset": None},
+}
+PRESERVED = ("DCT as published", "DCT, channel order, signs", "Hadamard, position signs, random rows")
+
+
+def _offsets(scale: Scale) -> Cells:
+    lines = dict(OFFSETS) | {f"{name}, preserve": {**OFFSETS[name], "alpha": "preserve"} for name in PRESERVED}
+    for base in (LENET, varied(ADAM, model="resnet18", width=16)):
+        for seed in scale.seeds(SEEDS):
+            for line, own in lines.items():
+                for density in scale.densities((0.05, 0.01, 0.001, 0.0002)):
+                    settings = varied(base, density=density, seed=seed, allocation="epl_paper", **own)
+                    yield Cell(settings, TRAIN, panel(base), line)
+
+
+# --- by name --------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+    """A table or figure."""
+
+    title: str
+    where: str  # in the paper
+    make: Callable[[Scale], Cells]
+    kind: str  # of the figure: a key of dctps.analysis.figures.FIGURES
+    laptop: Scale = LAPTOP
+    smoke: Scale = SMOKE
+    validation: bool = False  # the accuracy shown is that on the validation images, as in the paper's Figure 1
+    by_count: bool = False  # the axis shows numbers of weights
+
+    def scale(self, name: str) -> Scale:
+        return lookup({"paper": PAPER, "laptop": self.laptop, "smoke": self.smoke}, name, "scale")
+
+    def cells(self, scale: Scale) -> list[Cell]:
+        return [dataclasses.replace(cell, settings=scale.apply(cell.settings)) for cell in self.make(scale)]
+
+
+_LENET = dataclasses.replace(LAPTOP, kept_densities=FEW, seed_count=2)
+_THREE = dataclasses.replace(_LENET, kept_densities=(0.05, 0.01, 0.001))
+_OFFSETS = dataclasses.replace(
+    LAPTOP,
+    per_model={**LAPTOP.per_model, "resnet18": {"width": 16, "epochs": 10, "batch_size": 64}},
+    kept_densities=(0.05, 0.01, 0.001),
+    seed_count=3,
+)
+_AT_INIT = dataclasses.replace(SMOKE, name="laptop", changes={"data": "cifar10"}, kept_densities=None)
+
+EXPERIMENTS: dict[str, Experiment] = {
+    "params": Experiment("Parameters of the networks", "Table E.1", _params, "params", PAPER, PAPER),
+    "table1": Experiment("Accuracy, cost and size", "Table 1", _table1, "table1"),
+    "lenet": Experiment("LeNet-5", "Figure 1", _lenet, "accuracy", _LENET, validation=True, by_count=True),
+    "resnet50-vgg19": Experiment("ResNet50 and VGG19", "Figure 2", _resnet50_vgg19, "accuracy"),
+    "mobilenet-fixup": Experiment("MobileNetV2 and FixupResNet110", "Figure 3", _mobilenet_fixup, "accuracy"),
+    "jacobian": Experiment("Spectrum of the Jacobian at initialisation", "Figure 4", _jacobian, "spectra", _AT_INIT),
+    "layer-counts": Experiment("Weights per layer", "Figure 5", _layer_counts, "counts", _AT_INIT),
+    "tiny-imagenet": Experiment("ResNet18 on Tiny ImageNet", "Figure A.1", _tiny_imagenet, "accuracy"),
+    "epl-epf-counts": Experiment("Weights per layer, EPL and EPF", "Figure A.2", _epl_epf_counts, "counts", PAPER),
+    "epl-epf": Experiment("EPL and EPF", "Figure A.3", _epl_epf, "accuracy", _THREE),
+    "sgd": Experiment("Trained with SGD", "Figures A.4 and A.5", _sgd, "accuracy"),
+    "fixed-alpha": Experiment("Fixed alpha", "Figure A.6", _fixed_alpha, "accuracy", _THREE),
+    "allocations": Experiment("Allocations to layers", "Figure A.7", _allocations, "accuracy", _THREE),
+    "synflow-counts": Experiment("Weights per layer, SynFlow", "Figure C.1", _synflow_counts, "counts", PAPER),
+    "offsets": Experiment("Other offsets", "not in the paper", _offsets, "accuracy", _OFFSETS),
+}

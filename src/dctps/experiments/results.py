@@ -1,0 +1,156 @@
+"""What is in a folder of runs: one row for each that is over, and by name whatever cannot be used.
+
+Nothing is dropped in silence: a file that cannot be read, that a newer version wrote, or whose network is gone is
+listed with the reason, and whoever takes means over rows can say what is missing from them.
+"""
+
+import dataclasses
+import json
+import os
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from dctps.config import Settings, from_json
+from dctps.experiments.cells import TRAIN, Cell
+from dctps.runs import Run
+
+DONE = "done"
+_ALWAYS = {"id", "settings", "commit", "versions", "cpu", "threads", "finished"}
+_TRAINING = {"accuracy", "weights", "pruning", "rewirings", "bytes", "seconds", "processes"}
+KEYS = {
+    TRAIN: _ALWAYS | _TRAINING,
+    "counts": _ALWAYS | {"task", "layers", "others", "pruning"},
+    "jacobian": _ALWAYS | {"task", "singular_values", "pruning"},
+}
+_FAILURE = _ALWAYS | {"task", "status", "reason", "details"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A run that is over, with what its result.json or failure.json holds."""
+
+    id: str
+    folder: Path
+    task: str
+    status: str  # done, collapsed or failed
+    settings: Settings
+    content: dict[str, Any]
+
+    @property
+    def reason(self) -> str:
+        return str(self.content.get("reason", ""))
+
+
+@dataclasses.dataclass(frozen=True)
+class Broken:
+    """A run that cannot be used, and why."""
+
+    name: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.reason}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Results:
+    """The rows of a folder, what is broken in it, and how many runs are not over."""
+
+    rows: list[Row]
+    broken: list[Broken]
+    unfinished: int = 0
+
+    def of(self, cells: Iterable[Cell]) -> list[tuple[Cell, Row]]:
+        """Cells with their rows, as far as there are any."""
+        found = {row.id: row for row in self.rows}
+        return [(cell, found[cell.id]) for cell in cells if cell.id in found]
+
+
+@dataclasses.dataclass(frozen=True)
+class Failure:
+    """Why a run has no result."""
+
+    name: str
+    status: str
+    reason: str
+
+
+def read(runs: Path) -> Results:
+    """Everything in a folder of runs, sorted by name."""
+    if not runs.is_dir():
+        raise ValueError(f"there is no folder {str(runs)!r}; runs are made by dctps train, sweep and reproduce")
+    with os.scandir(runs) as entries:
+        folders = sorted(entry.path for entry in entries if entry.is_dir() and not entry.name.startswith("."))
+    with ThreadPoolExecutor(8) as pool:  # disks of clusters answer slowly, but many at once
+        found = list(pool.map(_look, folders))
+    rows = [one for one in found if isinstance(one, Row)]
+    broken = [one for one in found if isinstance(one, Broken)]
+    return Results(rows, broken, len(found) - len(rows) - len(broken))
+
+
+def read_cells(cells: Iterable[Cell], runs: Path) -> Results:
+    """As `read`, of these cells alone."""
+    found = [_look(str(runs / name)) for name in dict.fromkeys(cell.id for cell in cells)]
+    rows = [one for one in found if isinstance(one, Row)]
+    broken = [one for one in found if isinstance(one, Broken)]
+    return Results(rows, broken, len(found) - len(rows) - len(broken))
+
+
+def failure_of(run: Run) -> Failure | None:
+    """Why a run that is over has no result, if it has none."""
+    if run.result.exists() or not run.failure.exists():
+        return None
+    row = _look(str(run.folder))
+    if isinstance(row, Row):
+        return Failure(run.folder.name, row.status, row.reason)
+    return Failure(run.folder.name, "failed", f"{run.failure} is damaged")
+
+
+def _look(folder: str) -> Row | Broken | None:
+    """The row of a run folder; None if the run is not over."""
+    name = os.path.basename(folder)
+    for file in ("result.json", "failure.json"):
+        try:
+            with open(os.path.join(folder, file), encoding="utf-8") as stream:
+                text = stream.read()
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except (OSError, UnicodeDecodeError) as error:
+            return Broken(name, f"{file} cannot be read: {error}")
+        try:
+            return _row(Path(folder), name, json.loads(text))
+        except _Unusable as error:
+            return Broken(name, f"{file}: {error}")
+        except (ValueError, KeyError, TypeError) as error:
+            return Broken(name, f"{file} is damaged ({error})")
+    return None
+
+
+class _Unusable(Exception):  # noqa: N818
+    pass
+
+
+def _row(folder: Path, name: str, content: Any) -> Row:
+    if not isinstance(content, dict):
+        raise _Unusable(f"it holds a {type(content).__name__}, not an object")
+    task, status = content.get("task", TRAIN), content.get("status", DONE)
+    known = KEYS.get(task) if status == DONE else _FAILURE
+    if known is None:
+        raise _Unusable(f"unknown task {task!r}; a newer version may know it")
+    if unknown := set(content) - known:
+        raise _Unusable(f"unknown keys {', '.join(sorted(unknown))}; a newer version may know them")
+    if missing := {"id", "settings"} - set(content) | ((known - set(content)) if status == DONE else set()):
+        raise _Unusable(f"{', '.join(sorted(missing))} is missing")
+    if content["id"] != name:
+        raise _Unusable(f"it is the result of {content['id']}")
+    try:
+        settings = from_json(content["settings"])
+    except ValueError as error:
+        raise _Unusable(str(error)) from None
+    if status == DONE and task == TRAIN and content["bytes"]["file"] and not (folder / "best.safetensors").exists():
+        raise _Unusable("its network, best.safetensors, is gone; delete the folder to train it again")
+    if status == DONE and task == TRAIN:
+        float(content["accuracy"]["test_at_best"]), float(content["accuracy"]["best_validation"])
+    return Row(name, folder, task, status, settings, content)

@@ -1,0 +1,90 @@
+"""How large an experiment is run: as in the paper, reduced to what a laptop does in about an hour, or a smoke test.
+
+A scale is an honest reduction: what it leaves out or makes smaller is said in words, and the words are on the figure.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dctps.config import Settings
+from dctps.report import percent
+
+
+@dataclasses.dataclass(frozen=True)
+class Scale:
+    """Which cells of an experiment, and what is changed in them; None changes nothing."""
+
+    name: str = "paper"
+    changes: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # settings that replace the paper's
+    per_model: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)  # and for one network alone
+    kept_densities: tuple[float, ...] | None = None
+    seed_count: int | None = None
+    kept_pairs: tuple[tuple[str, str], ...] | None = None  # networks and data sets
+    projection: str | None = None  # in place of Hyperplane Projection's dense matrix
+
+    def densities(self, given: Sequence[float]) -> tuple[float, ...]:
+        return tuple(given) if self.kept_densities is None else self.kept_densities
+
+    def seeds(self, given: Sequence[int]) -> tuple[int, ...]:
+        return tuple(given)[: self.seed_count]
+
+    def pairs(self, given: Sequence[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
+        """Networks and data sets; where all data sets become one, each network once."""
+        if self.kept_pairs is not None:
+            return self.kept_pairs
+        return (
+            tuple({model: (model, data) for model, data in reversed(given)}.values())[::-1]
+            if self.data
+            else (tuple(given))
+        )
+
+    @property
+    def data(self) -> str | None:
+        """The data set in place of the paper's."""
+        return self.changes.get("data")
+
+    def apply(self, settings: Settings) -> Settings:
+        changes = {**self.changes, **self.per_model.get(settings.model, {})}
+        if settings.projection is not None and self.projection is not None:
+            changes["projection"] = self.projection
+        if settings.rewire is None:
+            changes.pop("rewire_every", None)
+        if settings.method is None:
+            changes.pop("method_steps", None)
+        changes |= {"method_batches": None} if settings.method and self.name != "paper" else {}
+        return dataclasses.replace(settings, **changes)
+
+    def words(self, settings: Settings) -> str:
+        """What a reader of the figure has to know: of one cell's settings, as they are after `apply`."""
+        data = "" if settings.images is None else f", {settings.images:,} images"
+        width = "" if settings.width is None else f", width {settings.width}"
+        return f"{self.name} scale: {settings.epochs} epochs{data}{width}"
+
+
+PAPER = Scale()
+FEW = (0.05, 0.01, 0.005, 0.002, 0.001)
+
+_NARROW = {name: {"width": 8} for name in ("resnet18", "resnet50", "vgg19")}
+LAPTOP = Scale(
+    "laptop",
+    {"epochs": 5, "images": 5000, "data": "cifar10", "batch_size": 64, "rewire_every": 20, "method_steps": 20},
+    {**_NARROW, "lenet": {"epochs": 15, "images": 20_000}, "fixup_resnet110": {"model": "fixup_resnet20"}},
+    kept_densities=(0.05, 0.01, 0.001),
+    seed_count=1,
+    kept_pairs=(("lenet", "cifar10"),),
+    projection="sparse",
+)
+SMOKE = Scale(
+    "smoke",
+    {"epochs": 1, "images": 200, "data": "digits32", "batch_size": 50, "rewire_every": 2, "method_steps": 4},
+    {**_NARROW, "fixup_resnet110": {"model": "fixup_resnet20"}},
+    kept_densities=(0.05, 0.005),
+    seed_count=1,
+    kept_pairs=(("lenet", "cifar10"),),
+    projection="sparse",
+)
+
+
+def named_densities(densities: Sequence[float]) -> str:
+    return ", ".join(percent(density) for density in densities)

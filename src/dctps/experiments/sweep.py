@@ -1,0 +1,106 @@
+"""A sweep: an engine does those cells of a grid that have no result yet, and people see how far it is.
+
+The folder of runs is all the state there is. Starting again does what is missing and nothing twice; several drivers
+may work on one folder, each leaving alone what another is at.
+"""
+
+import dataclasses
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from dctps.config import Runtime
+from dctps.experiments.cells import Cell, distinct
+from dctps.experiments.engines import BUSY, Engine, Event
+from dctps.experiments.results import Failure, failure_of
+from dctps.experiments.tasks import COLLAPSED, FAILED, is_over
+from dctps.guards import Signals
+from dctps.train import Interrupted
+
+POLL = 2.0  # seconds between looks at what another driver is doing
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What became of a grid."""
+
+    cells: list[Cell]
+    failures: list[Failure]
+
+    @property
+    def collapsed(self) -> int:
+        return sum(failure.status == COLLAPSED for failure in self.failures)
+
+    @property
+    def failed(self) -> list[Failure]:
+        return [failure for failure in self.failures if failure.status == FAILED]
+
+    @property
+    def done(self) -> int:
+        return len(self.cells) - len(self.failures)
+
+
+def sweep(
+    cells: Sequence[Cell],
+    runtime: Runtime,
+    engine: Engine,
+    show: Callable[[Event | None], object] = lambda event: None,
+    *,
+    retry: bool = False,
+) -> Outcome:
+    """Do what is missing. `Interrupted` after a signal: what was under way is saved and goes on with the next call.
+
+    retry: also what failed before (a collapse is a result and stays).
+    """
+    cells = distinct(cells)
+    if retry:
+        _forget_failures(cells, runtime)
+    with Signals() as signals:
+        while missing := [cell for cell in cells if not is_over(cell.run(runtime.runs))]:
+            said = Counter(_round(missing, runtime, engine, show, signals))
+            if set(said) <= {BUSY}:  # all that is left is being done by somebody else
+                _pause(signals, show)
+    failures = [failure_of(cell.run(runtime.runs)) for cell in cells]
+    return Outcome(cells, [failure for failure in failures if failure is not None])
+
+
+def _round(
+    missing: Sequence[Cell],
+    runtime: Runtime,
+    engine: Engine,
+    show: Callable[[Event | None], object],
+    signals: Signals,
+) -> list[str]:
+    """One pass over the missing cells; the kinds of the events that say how each of them ended."""
+    said, events = {}, engine.run(missing, runtime)
+    try:
+        for event in events:
+            show(event)
+            if event is not None:
+                said[event.cell.id] = event.kind
+            _check(signals)
+    finally:
+        events.close()  # type: ignore[attr-defined]
+    return list(said.values())
+
+
+def _pause(signals: Signals, show: Callable[[Event | None], object]) -> None:
+    until = time.monotonic() + POLL
+    while time.monotonic() < until:
+        show(None)
+        _check(signals)
+        time.sleep(0.2)
+
+
+def _check(signals: Signals) -> None:
+    if signals.received is not None:
+        message = "stopped; what was under way is saved, the same command goes on from there"
+        raise Interrupted(message, 128 + signals.received)
+
+
+def _forget_failures(cells: Sequence[Cell], runtime: Runtime) -> None:
+    for cell in cells:
+        run = cell.run(runtime.runs)
+        failure = failure_of(run)
+        if failure is not None and failure.status == FAILED:
+            run.failure.unlink()
