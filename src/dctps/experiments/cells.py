@@ -37,7 +37,10 @@ def prefix(task: str) -> str:
 
 def distinct(cells: Iterable[Cell]) -> list[Cell]:
     """Each run once, in order."""
-    return list({cell.id: cell for cell in reversed(list(cells))}.values())[::-1]
+    first: dict[str, Cell] = {}
+    for cell in cells:
+        first.setdefault(cell.id, cell)
+    return list(first.values())
 
 
 def varied(settings: Settings, **changes: Any) -> Settings:

@@ -35,6 +35,7 @@ METHODS: dict[str, Method] = {
 RANDOM = ("Random (uniform)", "Random (EPL)")
 PRUNING = ("FORCE", "SynFlow")
 OURS = ("RigL", "DCTpS", "DCTpS + RigL")
+AT_INITIALISATION = (0.05, 0.01, 0.005, 0.001, 0.0002, 0.0001)  # of Figures 4 and 5, where curves would be too many
 DENSITIES = (0.05, 0.02, 0.01, 0.005, 0.002, 0.001, 0.0005, 0.0002, 0.0001)
 SEEDS = (0, 1, 2)
 
@@ -139,8 +140,8 @@ def _layer_counts(scale: Scale) -> Cells:
 
 
 def _at_initialisation(base: Settings, methods: Sequence[str], task: str, scale: Scale) -> Cells:
-    for method in methods:
-        for density in scale.densities(DENSITIES):
+    for density in scale.densities(AT_INITIALISATION):
+        for method in methods:
             yield Cell(configured(base, method, density=density), task, panel(base), method)
 
 
@@ -164,7 +165,7 @@ def _epl_epf_counts(scale: Scale) -> Cells:
 
 def _counts_of(base: Settings, rules: dict[str, str], scale: Scale) -> Cells:
     for line, rule in rules.items():
-        for density in scale.densities((0.01, 0.001, 0.0001)):
+        for density in scale.densities(AT_INITIALISATION):
             yield Cell(varied(base, density=density, allocation=rule), "counts", panel(base), line)
 
 
@@ -210,7 +211,7 @@ def _synflow_counts(scale: Scale) -> Cells:
     pairs = (("vgg19", "cifar10"), ("vgg19", "cifar100"), ("resnet18", "tiny_imagenet"), ("mobilenetv2", "cifar10"))
     for model, data in (*pairs, ("resnet50", "cifar10")):
         base = varied(ADAM, model=model, data=data)
-        for density in scale.densities(DENSITIES):
+        for density in scale.densities(AT_INITIALISATION):
             yield Cell(configured(base, "SynFlow", density=density), "counts", panel(base), "SynFlow")
 
 

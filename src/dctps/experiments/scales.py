@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dctps.config import Settings
-from dctps.report import percent
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,11 +32,10 @@ class Scale:
         """Networks and data sets; where all data sets become one, each network once."""
         if self.kept_pairs is not None:
             return self.kept_pairs
-        return (
-            tuple({model: (model, data) for model, data in reversed(given)}.values())[::-1]
-            if self.data
-            else (tuple(given))
-        )
+        first: dict[str, tuple[str, str]] = {}
+        for model, data in given:
+            first.setdefault(model if self.data else f"{model} {data}", (model, data))
+        return tuple(first.values())
 
     @property
     def data(self) -> str | None:
@@ -84,7 +82,3 @@ SMOKE = Scale(
     kept_pairs=(("lenet", "cifar10"),),
     projection="sparse",
 )
-
-
-def named_densities(densities: Sequence[float]) -> str:
-    return ", ".join(percent(density) for density in densities)

@@ -1,0 +1,88 @@
+"""`dctps reproduce` and `dctps sweep` as a user calls them."""
+
+import json
+
+import pytest
+
+from dctps.cli import main
+from dctps.experiments.paper import EXPERIMENTS
+
+GRID = {
+    "settings": {"model": "small_cnn", "data": "digits", "images": 60, "epochs": 1, "batch_size": 30},
+    "lines": [{"name": "dense"}, {"name": "DCTpS", "density": [0.1, 0.05]}],
+}
+
+
+@pytest.fixture
+def grid(tmp_path):
+    file = tmp_path / "grid.json"
+    file.write_text(json.dumps(GRID))
+    return file
+
+
+@pytest.mark.process
+def test_a_sweep_from_file_to_rows(grid, tmp_path, capsys):
+    command = ["sweep", str(grid), "--runs", str(tmp_path / "runs"), "--processes", "1", "--device", "cpu"]
+    assert main([*command, "--list"]) == 0
+    assert "3 runs, 0 done" in capsys.readouterr().out
+    assert main(command) == 0
+    out = capsys.readouterr().out
+    assert "3 runs done, 0 failed" in out
+    assert "3/3  DCTpS, 5 %, seed 0: done" in out
+    assert len(list((tmp_path / "runs").glob("*/result.json"))) == 3
+    assert main([*command, "--list"]) == 0
+    assert "3 runs, 3 done" in capsys.readouterr().out
+
+
+@pytest.mark.process
+def test_what_fails_is_told_and_the_rest_goes_on(grid, tmp_path, capsys):
+    grid.write_text(json.dumps({**GRID, "lines": [{"name": "gone", "data": "folder:gone"}, {"name": "dense"}]}))
+    assert main(["sweep", str(grid), "--runs", str(tmp_path / "runs"), "--processes", "1", "--device", "cpu"]) == 0
+    out = capsys.readouterr().out
+    assert "1 runs done, 1 failed" in out
+    assert "gone" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["sweep", "nowhere.toml"], "nowhere.toml"),
+        (["sweep", "GRID", "--processes", "0"], "processes must be at least 1"),
+        (["reproduce", "table9"], "unknown experiment 'table9'; choose one of: params"),
+    ],
+)
+def test_bad_input_is_one_line(grid, tmp_path, capsys, arguments, words):
+    arguments = [str(grid) if word == "GRID" else word for word in arguments]
+    assert main([*arguments, "--runs", str(tmp_path / "runs")]) == 2
+    error = capsys.readouterr().err
+    assert words in error
+    assert len(error.splitlines()) == 1
+
+
+@pytest.mark.process
+def test_an_experiment_from_runs_to_picture(tmp_path, capsys):
+    out = tmp_path / "results"
+    command = ["reproduce", "epl-epf-counts", "--scale", "smoke", "--out", str(out), "--runs", str(tmp_path / "runs")]
+    assert main([*command, "--processes", "1"]) == 0
+    names = {path.name for path in out.iterdir()}
+    assert {"epl-epf-counts-smoke.csv", "epl-epf-counts-smoke.png", "epl-epf-counts-smoke.pdf"} <= names
+    assert main([*command, "--only-draw"]) == 0
+
+
+@pytest.mark.process
+def test_the_list_says_what_is_done(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("dctps.experiments.estimate._measure", lambda kind: 1e-3)
+    assert main(["reproduce", "--list", "--scale", "paper", "--runs", str(tmp_path / "runs")]) == 0
+    out = capsys.readouterr().out
+    assert all(name in out for name in EXPERIMENTS)
+    assert "0/768" in out  # Figure 2
+
+
+@pytest.mark.slow
+@pytest.mark.process
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_every_experiment_at_smoke_scale(name, tmp_path, capsys):
+    out = tmp_path / "results"
+    assert main(["reproduce", name, "--scale", "smoke", "--out", str(out), "--runs", str(tmp_path / "runs")]) == 0
+    assert " 0 failed" in capsys.readouterr().out
+    assert list(out.glob(f"{name}-*.csv"))
