@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 
+from dctps import tuning
 from dctps.config import Settings
 from dctps.convert import sparsify
 from dctps.experiments.cells import TRAIN, Cell
@@ -20,7 +21,7 @@ from dctps.imp import schedule
 from dctps.models import MODELS, build
 from dctps.pruning import METHODS
 
-IMAGES = 16  # of a step that is timed
+IMAGES = 8  # of a step that is timed
 TRAINING = {"cifar10": 50_000, "cifar100": 50_000, "tiny_imagenet": 100_000}
 TEST_SHARE = 0.1  # of the time of a training, for validation and test
 
@@ -52,14 +53,15 @@ class Clock:
         if settings.model not in MODELS:
             return float("nan")
         _, side, _ = SHAPES.get(settings.data, (3, 32, 10))
-        dense = self.per_image(Kind(settings.model, settings.width, side, False))
-        total = _scoring(settings, dense)
+        dense = Kind(settings.model, settings.width, side, False)
+        scored = _scored(settings)
+        seconds = scored * self.per_image(dense) if scored else 0.0
         if cell.task != TRAIN:
-            return total
+            return seconds
         sparse = settings.density is not None and settings.method != "imp" and settings.projection is None
-        step = self.per_image(Kind(settings.model, settings.width, side, True)) if sparse else dense
+        step = self.per_image(dataclasses.replace(dense, sparse=sparse))
         images = settings.images or TRAINING.get(settings.data, 50_000)
-        return total + rounds(settings) * settings.epochs * images * step * (1 + TEST_SHARE)
+        return seconds + rounds(settings) * settings.epochs * images * step * (1 + TEST_SHARE)
 
 
 def rounds(settings: Settings) -> int:
@@ -69,24 +71,24 @@ def rounds(settings: Settings) -> int:
     return len(schedule(1 << 20, settings.density, settings.method_steps)) + 1
 
 
-def _scoring(settings: Settings, dense: float) -> float:
+def _scored(settings: Settings) -> int:
+    """Images that pass the dense network while a method scores its weights."""
     if settings.method not in METHODS:
-        return 0.0
+        return 0
     method = METHODS[settings.method]
     steps, batches = settings.method_steps or method.steps, settings.method_batches or method.batches
-    images = steps * batches * settings.batch_size if method.needs_data else 2 * steps  # ones, in double precision
-    return images * dense
+    return steps * batches * settings.batch_size if method.needs_data else 2 * steps  # ones, in double precision
 
 
 def _measure(kind: Kind) -> float:
     options = {} if kind.width is None else {"width": kind.width}
-    with torch.random.fork_rng(), flushed_denormals():
+    with torch.random.fork_rng(), flushed_denormals(), tuning.by_rule():
         model = build(kind.model, 10, **options)
         if kind.sparse:
             sparsify(model, 0.001)
         x, y = torch.randn(IMAGES, 3, kind.side, kind.side), torch.zeros(IMAGES, dtype=torch.int64)
         times = []
-        for _ in range(3):
+        for _ in range(2):
             started = time.perf_counter()
             F.cross_entropy(model(x), y).backward()
             times.append(time.perf_counter() - started)
