@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 SOURCES := pyproject.toml CMakeLists.txt $(wildcard src/dctps/kernels/native/*)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-plain check check-native format lint types bench clean
+.PHONY: help demo test test-slow test-plain check check-native format lint types docs bench clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -68,6 +68,9 @@ lint: $(VENV)/.dev  ## format and lint, without changing anything
 
 types: $(VENV)/.dev  ## mypy, strict
 	$(BIN)/mypy
+
+docs: $(VENV)/.dev  ## the pages of docs/ as a site in build/site; a broken link is an error
+	$(BIN)/mkdocs build --quiet --strict
 
 STEPS := --steps 5 --warmup 1
 bench: $(VENV)/.dev  ## the tables of the README, about an hour with nothing else running; writes results/bench-*

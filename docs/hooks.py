@@ -1,10 +1,14 @@
 """What the site adds to the pages: the help of the commands as it is now, and links that leave docs/ as plain text."""
 
+import contextlib
+import io
 import os
 import re
-import subprocess
-import sys
 from typing import Any
+
+os.environ |= {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}
+
+from dctps.cli import main  # after the words above, which say how wide and plain the help is
 
 HELP = re.compile(r"^\{\{ help (?P<command>[a-z ]+) \}\}$", re.MULTILINE)
 OUTSIDE = re.compile(r"(?<!!)\[(?P<text>[^\]]+)\]\((?:\.\./)+(?P<path>[^)]+)\)")
@@ -17,7 +21,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def _help(command: str) -> str:
-    environment = os.environ | {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb", "PYTHONIOENCODING": "utf-8"}
-    arguments = [sys.executable, "-m", "dctps", *command.split(), "--help"]
-    run = subprocess.run(arguments, capture_output=True, text=True, check=True, env=environment)
-    return f"```text\n{run.stdout.rstrip()}\n```"
+    text = io.StringIO()
+    with contextlib.redirect_stdout(text), contextlib.suppress(SystemExit):
+        main([*command.split(), "--help"])
+    return f"```text\n{text.getvalue().rstrip()}\n```"

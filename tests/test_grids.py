@@ -67,6 +67,6 @@ def test_the_same_run_comes_once():
 def test_what_is_wrong_is_said_with_the_name_of_the_file(tmp_path, text, words):
     file = tmp_path / "grid.json"
     file.write_text(text)
-    with pytest.raises(ValueError, match="grid.json") as error:
+    with pytest.raises(ValueError, match=r"grid\.json") as error:
         read_grid(file)
     assert words in str(error.value)

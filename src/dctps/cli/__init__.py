@@ -10,6 +10,7 @@ from dctps.cli.bench import bench
 from dctps.cli.data import data_get
 from dctps.cli.demo import demo
 from dctps.cli.inspect import inspect
+from dctps.cli.report import report
 from dctps.cli.reproduce import reproduce
 from dctps.cli.sweep import run_sweep
 from dctps.cli.train import train
@@ -41,6 +42,7 @@ COMMANDS: dict[str, Command] = {
     "train": train,
     "sweep": run_sweep,
     "reproduce": reproduce,
+    "report": _from(report, "report"),
     "data": _data,
     "bench": bench,
     "inspect": _from(inspect, "inspect"),

@@ -8,10 +8,14 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
+from dctps.analysis.figures import draw
 from dctps.cli.sweep import Machines, Place, do, told
-from dctps.experiments.cells import distinct
+from dctps.experiments.cells import Cell, distinct
 from dctps.experiments.estimate import Clock, total_seconds
 from dctps.experiments.paper import EXPERIMENTS
+from dctps.experiments.results import read_cells
+from dctps.experiments.scales import Scale
+from dctps.experiments.sheet import entries, write_sheet
 from dctps.experiments.tasks import is_over
 from dctps.registry import lookup
 
@@ -26,6 +30,8 @@ class Arguments:
     """paper: as published; laptop: reduced to about an hour on two cores; smoke: a minute, on digits."""
     list: bool = False
     """Show all experiments: runs, epochs, estimated hours on this machine, and how much is done."""
+    densities: tuple[float, ...] = ()
+    """Run these of its densities only, and draw what there is of all; none given: all."""
     only_draw: bool = False
     """Run nothing; draw what there is."""
     out: Path = Path("results")
@@ -41,20 +47,33 @@ def reproduce(arguments: list[str]) -> None:
         _list(given)
         return
     experiment = lookup(EXPERIMENTS, given.name, "experiment")
-    cells = experiment.cells(experiment.scale(given.scale))
+    scale = experiment.scale(given.scale)
+    cells = experiment.cells(scale)
     if not given.only_draw:
-        outcome = do(cells, given.machines, given.place)
+        outcome = do(_part(cells, given.densities), given.machines, given.place)
         if not given.place.quiet:
             print(told(outcome))
-    _draw(given)
+    _draw(given, scale, cells)
 
 
-def _draw(given: Arguments) -> None:
-    try:
-        from dctps.analysis.figures import draw
-    except ModuleNotFoundError:
-        return
-    for path in draw(given.name, given.scale, given.place.runs, given.out):
+def _part(cells: list[Cell], densities: tuple[float, ...]) -> list[Cell]:
+    part = [cell for cell in cells if not densities or cell.settings.density in (None, *densities)]
+    have = sorted({cell.settings.density for cell in cells if cell.settings.density is not None}, reverse=True)
+    if unknown := set(densities) - set(have):
+        raise ValueError(f"densities {sorted(unknown)} are not in this experiment; there are: {have}")
+    return part
+
+
+def _draw(given: Arguments, scale: Scale, cells: list[Cell]) -> None:
+    """The table of what there is, and the figure from it."""
+    results = read_cells(cells, given.place.runs)
+    for broken in results.broken:
+        print(f"left out: {broken}")
+    lines = entries(given.name, scale.name, cells, results)
+    given.out.mkdir(parents=True, exist_ok=True)
+    sheet = given.out / f"{given.name}-{scale.name}.csv"
+    write_sheet(lines, sheet)
+    for path in (sheet, *draw(lines, given.out)):
         print(path)
 
 

@@ -12,15 +12,15 @@ import os
 import signal
 import threading
 import time
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any, Protocol
 
 from dctps.config import Runtime
 from dctps.experiments.cells import Cell
-from dctps.experiments.tasks import FAILED, note, perform
-from dctps.runs import Busy, Run
+from dctps.experiments.tasks import FAILED, claimed, note, perform
+from dctps.runs import Busy, RunError
 from dctps.train import Interrupted
 
 STARTED, EPOCH, ENDED, BUSY, DIED = "started", "epoch", "ended", "busy", "died"
@@ -29,7 +29,7 @@ PATIENCE = 60.0  # seconds that a worker has to save its state
 
 @dataclasses.dataclass(frozen=True)
 class Event:
-    """Something that happened to a cell; `row` has the metrics of an epoch."""
+    """Something that happened to a cell; `row` has the metrics of an epoch, or what a worker died of."""
 
     cell: Cell
     kind: str
@@ -52,31 +52,29 @@ class Local:
 
     def run(self, cells: Sequence[Cell], runtime: Runtime) -> Iterator[Event | None]:
         runtime = dataclasses.replace(runtime, threads=self.threads, quiet=True)
-        queue, tries = deque(cells), dict.fromkeys((cell.id for cell in cells), 0)
-        workers = [_Worker(runtime) for _ in range(min(self.processes, len(queue)))]
+        queue, deaths, workers = deque(cells), Counter[str](), _Workers(runtime, self.processes + self.retries)
         try:
-            while queue or any(worker.cell for worker in workers):
-                for worker in workers:
-                    if worker.cell is None and queue:
-                        worker.give(queue.popleft())
+            while queue or workers.at_work:
+                workers.start(min(self.processes, len(queue) + workers.at_work))
+                for worker in workers.idle()[: len(queue)]:
+                    yield worker.give(queue.popleft())
                 yield None
-                for event in _heard(workers):
+                for event in workers.hear():
                     if event.kind == DIED:
-                        tries[event.cell.id] += 1
-                        self._again(event.cell, tries[event.cell.id], queue, runtime)
+                        deaths[event.cell.id] += 1
+                        self._again(event, deaths[event.cell.id], queue, runtime)
                     yield event
-                workers = [worker if worker.alive or worker.cell else _Worker(runtime) for worker in workers]
         finally:
-            _dismiss(workers)
+            workers.dismiss()
 
-    def _again(self, cell: Cell, tries: int, queue: deque[Cell], runtime: Runtime) -> None:
-        if tries <= self.retries:
-            queue.append(cell)
+    def _again(self, death: Event, deaths: int, queue: deque[Cell], runtime: Runtime) -> None:
+        if deaths <= self.retries:
+            queue.append(death.cell)
             return
-        with contextlib.suppress(Busy):
-            run = Run(runtime.runs / cell.id)
-            with run.claimed():
-                note(cell, run, FAILED, f"its process was killed {tries} times (out of memory?)")
+        with contextlib.suppress(Busy), claimed(death.cell, runtime.runs) as run:
+            if run is not None:  # its last act may have been to finish
+                cause = _cause(death.row["exit code"])
+                note(death.cell, run, FAILED, f"its process died {deaths} times, the last time of {cause}")
 
 
 def default_local(processes: int | None = None, threads: int | None = None) -> Local:
@@ -89,7 +87,58 @@ def default_local(processes: int | None = None, threads: int | None = None) -> L
     return Local(processes, threads or max(1, cores // processes))
 
 
-# --- the driver's side of a worker ----------------------------------------------------------------------------------
+# --- the driver's side of the workers -------------------------------------------------------------------------------
+
+
+class _Workers:
+    """The processes that there are. If more than `patience` in a row end before they are ready, none ever will."""
+
+    def __init__(self, runtime: Runtime, patience: int) -> None:
+        self.runtime, self.patience, self.failures = runtime, patience, 0
+        self.all: list[_Worker] = []
+
+    @property
+    def at_work(self) -> int:
+        return sum(worker.cell is not None for worker in self.all)
+
+    def idle(self) -> list["_Worker"]:
+        return [worker for worker in self.all if worker.ready and worker.cell is None]
+
+    def start(self, number: int) -> None:
+        """As many as are missing from `number`."""
+        self.all += [_Worker(self.runtime) for _ in range(number - len(self.all))]
+
+    def hear(self) -> list[Event]:
+        """What happened since the last time; waits a moment if nothing did."""
+        wait([worker.pipe for worker in self.all], timeout=0.5)
+        events = [event for worker in self.all for event in self._hear(worker)]
+        self.all = [worker for worker in self.all if not worker.gone]
+        return events
+
+    def _hear(self, worker: "_Worker") -> list[Event]:
+        fresh, events = not worker.ready, worker.hear()
+        if fresh and worker.ready:
+            self.failures = 0
+        elif fresh and worker.gone:
+            self.failures += 1
+        if self.failures > self.patience:
+            raise RunError(
+                f"processes do not start: {self.failures} in a row ended before they were ready, the last one of "
+                f"{_cause(worker.process.exitcode)}; standard error has more. "
+                'A script that starts a sweep must do so under if __name__ == "__main__"'
+            )
+        return events
+
+    def dismiss(self) -> None:
+        """End all; those at work save their state first."""
+        for worker in self.all:
+            worker.process.terminate()
+            worker.pipe.close()  # a training in its last step finishes instead, and would wait for more to do
+        until = time.monotonic() + PATIENCE
+        for worker in self.all:
+            worker.process.join(max(0.0, until - time.monotonic()))
+            worker.process.kill()
+            worker.process.join()
 
 
 class _Worker:
@@ -99,50 +148,56 @@ class _Worker:
         context = mp.get_context("spawn")
         self.pipe, other = context.Pipe()
         self.process = context.Process(target=_work, args=(other, runtime), daemon=True)
-        self.process.start()
+        with _held_back(signal.SIGINT):
+            self.process.start()
         other.close()
+        self.ready = self.gone = False
         self.cell: Cell | None = None
 
-    @property
-    def alive(self) -> bool:
-        return self.process.is_alive()
-
-    def give(self, cell: Cell) -> None:
+    def give(self, cell: Cell) -> Event:
         self.cell = cell
         with contextlib.suppress(OSError):  # it has died; `hear` will say so
             self.pipe.send(cell)
+        return Event(cell, STARTED)
 
     def hear(self) -> list[Event]:
-        """What it said since the last time, or that it died."""
+        """What it said since the last time, and that it died if it did; an error of its own is raised here."""
         events = []
         try:
             while self.pipe.poll():
-                events.append(self.pipe.recv())
+                events += self._told(self.pipe.recv())
+                self.ready = True
         except (EOFError, OSError):
+            self.gone = True
             self.process.join(PATIENCE)
-            events += [Event(self.cell, DIED)] if self.cell is not None else []
-        if any(event.kind in (ENDED, BUSY, DIED) for event in events):
-            self.cell = None
+            events += self._told((DIED, {"exit code": self.process.exitcode}))
         return events
 
+    def _told(self, said: Any) -> list[Event]:
+        if isinstance(said, Exception):
+            raise RunError(str(said)) from said
+        if self.cell is None:  # it is ready, or died with nothing to do
+            return []
+        event = Event(self.cell, *said)
+        if event.kind in (ENDED, BUSY, DIED):
+            self.cell = None
+        return [event]
 
-def _heard(workers: Sequence[_Worker]) -> list[Event]:
-    wait([worker.pipe for worker in workers if worker.cell], timeout=0.5)
-    return [event for worker in workers if worker.cell for event in worker.hear()]
+
+def _cause(exit_code: int | None) -> str:
+    if exit_code is None or exit_code >= 0:
+        return f"an error (exit code {exit_code})"
+    return f"signal {-exit_code}" + (" (out of memory?)" if exit_code == -signal.SIGKILL else "")
 
 
-def _dismiss(workers: Sequence[_Worker]) -> None:
-    """End all workers; those at work save their state first."""
-    for worker in workers:
-        if worker.alive:
-            worker.process.terminate()
-    until = time.monotonic() + PATIENCE
-    for worker in workers:
-        worker.process.join(max(0.0, until - time.monotonic()))
-        if worker.alive:
-            worker.process.kill()
-            worker.process.join()
-        worker.pipe.close()
+@contextlib.contextmanager
+def _held_back(number: int) -> Iterator[None]:
+    """A signal waits, here and in a process that is started meanwhile until that says otherwise."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {number})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 # --- the worker's side ----------------------------------------------------------------------------------------------
@@ -150,23 +205,30 @@ def _dismiss(workers: Sequence[_Worker]) -> None:
 
 def _work(pipe: Connection, runtime: Runtime) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the driver too, which then ends us in order
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     threading.Thread(target=_end_with_driver, daemon=True).start()
-    with contextlib.suppress(EOFError, OSError, Interrupted):
+    with contextlib.suppress(EOFError, OSError, Interrupted, KeyboardInterrupt):
+        pipe.send(())
         while True:
             cell: Cell = pipe.recv()
-            pipe.send(Event(cell, STARTED))
-            try:
-                perform(cell, runtime, _teller(pipe, cell))
-            except Busy:
-                pipe.send(Event(cell, BUSY))
-            else:
-                pipe.send(Event(cell, ENDED))
+            pipe.send(_done(cell, runtime, pipe))
 
 
-def _teller(pipe: Connection, cell: Cell) -> Any:
+def _done(cell: Cell, runtime: Runtime, pipe: Connection) -> Any:
+    """How a cell ended; the error, if it could not even be noted."""
+    try:
+        perform(cell, runtime, _teller(pipe))
+    except Busy:
+        return (BUSY,)
+    except RunError as error:
+        return error
+    return (ENDED,)
+
+
+def _teller(pipe: Connection) -> Callable[[dict[str, Any]], None]:
     def tell(row: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):  # the driver has gone; the run still saves its state
-            pipe.send(Event(cell, EPOCH, row))
+            pipe.send((EPOCH, row))
 
     return tell
 

@@ -261,7 +261,14 @@ class Experiment:
         return lookup({"paper": PAPER, "laptop": self.laptop, "smoke": self.smoke}, name, "scale")
 
     def cells(self, scale: Scale) -> list[Cell]:
-        return [dataclasses.replace(cell, settings=scale.apply(cell.settings)) for cell in self.make(scale)]
+        return [_scaled(cell, scale) for cell in self.make(scale)]
+
+
+def _scaled(cell: Cell, scale: Scale) -> Cell:
+    settings, line = scale.apply(cell.settings), cell.line
+    if settings.projection != cell.settings.projection:
+        line = f"{line} ({settings.projection})"
+    return dataclasses.replace(cell, settings=settings, line=line)
 
 
 _LENET = dataclasses.replace(LAPTOP, kept_densities=FEW, seed_count=2)

@@ -6,7 +6,6 @@ may work on one folder, each leaving alone what another is at.
 
 import dataclasses
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 
 from dctps.config import Runtime
@@ -15,6 +14,7 @@ from dctps.experiments.engines import BUSY, Engine, Event
 from dctps.experiments.results import Failure, failure_of
 from dctps.experiments.tasks import COLLAPSED, FAILED, is_over
 from dctps.guards import Signals
+from dctps.runs import Busy, Run, RunError
 from dctps.train import Interrupted
 
 POLL = 2.0  # seconds between looks at what another driver is doing
@@ -56,12 +56,15 @@ def sweep(
     if retry:
         _forget_failures(cells, runtime)
     with Signals() as signals:
-        while missing := [cell for cell in cells if not is_over(cell.run(runtime.runs))]:
-            said = Counter(_round(missing, runtime, engine, show, signals))
-            if set(said) <= {BUSY}:  # all that is left is being done by somebody else
-                _pause(signals, show)
+        while missing := _missing(cells, runtime):
+            if BUSY in _round(missing, runtime, engine, show, signals):
+                _await_others(_missing(cells, runtime), runtime, signals, show)
     failures = [failure_of(cell.run(runtime.runs)) for cell in cells]
     return Outcome(cells, [failure for failure in failures if failure is not None])
+
+
+def _missing(cells: Sequence[Cell], runtime: Runtime) -> list[Cell]:
+    return [cell for cell in cells if not is_over(cell.run(runtime.runs))]
 
 
 def _round(
@@ -70,9 +73,9 @@ def _round(
     engine: Engine,
     show: Callable[[Event | None], object],
     signals: Signals,
-) -> list[str]:
+) -> set[str]:
     """One pass over the missing cells; the kinds of the events that say how each of them ended."""
-    said, events = {}, engine.run(missing, runtime)
+    said, events = dict[str, str](), engine.run(missing, runtime)
     try:
         for event in events:
             show(event)
@@ -81,7 +84,27 @@ def _round(
             _check(signals)
     finally:
         events.close()  # type: ignore[attr-defined]
-    return list(said.values())
+    return set(said.values())
+
+
+def _await_others(
+    missing: Sequence[Cell], runtime: Runtime, signals: Signals, show: Callable[[Event | None], object]
+) -> None:
+    """Until one of the cells is over or left; an engine that looked for itself would start processes each time."""
+    busy = bool(missing)
+    while busy:
+        _pause(signals, show)
+        busy = all(_is_busy(cell.run(runtime.runs)) for cell in missing)
+
+
+def _is_busy(run: Run) -> bool:
+    if is_over(run):
+        return False
+    try:
+        with run.claimed(), run.locked():  # `dctps train` takes the second alone
+            return False
+    except RunError as error:
+        return isinstance(error, Busy)  # whatever else it is the engine will find, too
 
 
 def _pause(signals: Signals, show: Callable[[Event | None], object]) -> None:
@@ -103,4 +126,4 @@ def _forget_failures(cells: Sequence[Cell], runtime: Runtime) -> None:
         run = cell.run(runtime.runs)
         failure = failure_of(run)
         if failure is not None and failure.status == FAILED:
-            run.failure.unlink()
+            run.failure.unlink(missing_ok=True)  # another driver may do the same

@@ -7,6 +7,7 @@ or a failure with its reason. A method that collapses has failed to prune, which
 import contextlib
 import traceback
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from dctps.provenance import provenance
 from dctps.pruning import METHODS, CollapseError
 from dctps.registry import lookup
 from dctps.report import report
-from dctps.runs import Busy, Run
+from dctps.runs import Busy, Run, RunError
 from dctps.survey import prunable
 from dctps.train import Interrupted, choose_device, fit
 
@@ -32,12 +33,32 @@ IMAGES = 8  # test images whose Jacobian is taken
 
 def perform(cell: Cell, runtime: Runtime, on_epoch: OnEpoch = lambda row: None) -> None:
     """Do what is to be done, unless it has been. `Busy` if another process is at it, `Interrupted` by a signal."""
-    run = Run.of(cell.settings, runtime.runs, prefix(cell.task))
-    with run.claimed():
-        if is_over(run):
+    with claimed(cell, runtime.runs) as run:
+        if run is None:
             return
         with _noting_failure(cell, run):
+            if runtime.threads is not None:
+                torch.set_num_threads(runtime.threads)
             lookup(TASKS, cell.task, "task")(cell.settings, runtime, run, on_epoch)
+
+
+@contextlib.contextmanager
+def claimed(cell: Cell, runs: Path) -> Iterator[Run | None]:
+    """The folder of a cell that is to be done, while nobody else may do it; None if it is over.
+
+    `Busy` if somebody else has it; `RunError` if there can be no folder.
+    """
+    run = cell.run(runs)
+    try:
+        run.folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = f"{error.strerror}; choose another with --runs"
+        raise RunError(f"cannot make the run folder {run.folder}: {reason}") from error
+    with run.claimed():
+        if not is_over(run):
+            with _noting_failure(cell, run):  # a folder of other settings
+                Run.of(cell.settings, runs, prefix(cell.task))
+        yield None if is_over(run) else run
 
 
 def is_over(run: Run) -> bool:

@@ -1,0 +1,492 @@
+"use strict";
+// The page of a folder of runs. All words come from files that anybody may have written: they reach the page as text
+// nodes and attributes only, and Plotly, which reads a little HTML in its labels, gets them escaped.
+(() => {
+  const data = JSON.parse(document.getElementById("data").textContent);
+  const $ = (id) => document.getElementById(id);
+
+  // --- words and elements
+
+  const make = (tag, attributes = {}, ...children) => {
+    const element = document.createElement(tag);
+    for (const [name, value] of Object.entries(attributes)) {
+      if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+      else if (value === true) element.setAttribute(name, "");
+      else if (value !== false && value !== null) element.setAttribute(name, value);
+    }
+    element.append(...children);
+    return element;
+  };
+  const escaped = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
+  const whole = (x) => Math.round(x).toLocaleString("en");
+  const short = (x) => (x >= 0.001 && x < 1e6 ? String(Number(x.toPrecision(3))) : x.toPrecision(3));
+  const decimals = (x, n) => x.toLocaleString("en", { minimumFractionDigits: n, maximumFractionDigits: n });
+  const percent = (x) => `${Number((100 * x).toPrecision(3)).toLocaleString("en", { maximumSignificantDigits: 3 })} %`;
+  const densityName = (x) => (x === null ? "dense" : percent(x));
+  const plural = (n, word) => `${whole(n)} ${word}${n === 1 ? "" : "s"}`;
+  const options = (select, names) => select.replaceChildren(...names.map((n, i) => make("option", { value: i }, n)));
+
+  // --- how lines look (page_looks.py)
+
+  const SHAPES = {
+    circle: "M16 3.5a4.5 4.5 0 1 0 .01 0z", square: "M12 4h8v8h-8z", diamond: "M16 2.5l5.5 5.5-5.5 5.5-5.5-5.5z",
+    "triangle-up": "M16 3l5.2 9h-10.4z", "triangle-down": "M16 13l5.2-9h-10.4z",
+    cross: "M14.3 3h3.4v3.3H21v3.4h-3.3V13h-3.4V9.7H11V6.3h3.3z", hexagon: "M16 3l4.6 2.5v5L16 13l-4.6-2.5v-5z",
+    x: "M12.4 2.6L16 6.2l3.6-3.6 1.8 1.8L17.8 8l3.6 3.6-1.8 1.8L16 9.8l-3.6 3.6-1.8-1.8L14.2 8l-3.6-3.6z",
+    star: "M16 2l1.5 4.3 4.6.1-3.7 2.8 1.4 4.4-3.8-2.6-3.8 2.6 1.4-4.4-3.7-2.8 4.6-.1z",
+  };
+  const BROKEN_LINE = data.looks.dense[2]; // the dense network, and what is not measured
+  const colourOf = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  const shade = (colour) => (colour === "text" ? colourOf("--text") : colour);
+  const asLook = ([colour, marker, dash]) => ({ colour: shade(colour), marker, dash });
+  const look = (name) => asLook(data.looks[name]);
+  const faded = (colour) => `${colour}2e`;
+
+  const swatch = ({ colour, marker, dash }) => {
+    const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
+    const part = (tag, attributes) => {
+      const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
+      for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+      svg.append(element);
+    };
+    for (const [name, value] of [["width", 32], ["height", 16], ["aria-hidden", "true"]]) svg.setAttribute(name, value);
+    const dashes = dash === "solid" ? "none" : dash.replaceAll("px", "");
+    part("path", { d: "M0 8h32", stroke: colour, "stroke-width": 2, "stroke-dasharray": dashes, fill: "none" });
+    if (marker) part("path", { d: SHAPES[marker], fill: colour });
+    return svg;
+  };
+
+  // --- charts
+
+  const narrow = () => window.innerWidth < 800;
+  const axis = (title, more) => ({
+    title: { text: title, standoff: 10 }, gridcolor: colourOf("--grid"), linecolor: colourOf("--rule"), zeroline: false,
+    automargin: true, ...more,
+  });
+  const draw = (element, traces, xaxis, yaxis) => {
+    const layout = {
+      xaxis, yaxis, showlegend: false, hovermode: "closest", dragmode: narrow() ? false : "zoom",
+      margin: { l: 52, r: 14, t: 14, b: 48 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
+      font: { family: getComputedStyle(document.body).fontFamily, size: 13, color: colourOf("--text") },
+      hoverlabel: { bgcolor: colourOf("--card"), bordercolor: colourOf("--rule"), align: "left",
+                    font: { color: colourOf("--text"), size: 13 } },
+    };
+    const settings = { responsive: true, displaylogo: false, displayModeBar: narrow() ? false : "hover",
+                       modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"] };
+    return Plotly.react(element, traces, layout, settings);
+  };
+  const lined = (name, visible, x, y, text, more = {}) => {
+    const { colour, marker, dash } = look(name);
+    return {
+      type: "scatter", mode: marker ? "lines+markers" : "lines", meta: name, visible, x, y, text,
+      hovertemplate: "%{text}<extra></extra>", line: { color: colour, width: 2, dash },
+      marker: { color: colour, size: 8, symbol: marker ?? "circle" }, ...more,
+    };
+  };
+  // A band around a line: a polygon for each stretch of points that have both ends.
+  const band = (name, visible, x, low, high) => {
+    const xs = [], ys = [];
+    for (let i = 0; i < x.length; i++) {
+      if (low[i] === null) continue;
+      let end = i;
+      while (end + 1 < x.length && low[end + 1] !== null) end++;
+      xs.push(...x.slice(i, end + 1), ...x.slice(i, end + 1).reverse(), null);
+      ys.push(...high.slice(i, end + 1), ...low.slice(i, end + 1).reverse(), null);
+      i = end;
+    }
+    return { type: "scatter", mode: "lines", meta: name, visible, x: xs, y: ys, fill: "toself", hoverinfo: "skip",
+             fillcolor: faded(look(name).colour), line: { width: 0 } };
+  };
+
+  // Checkboxes for the lines of a chart; `hidden` outlives them, so that a method stays hidden in other panels.
+  const choices = (fieldset, lines, hidden, redraw) => {
+    const names = lines.map((line) => line.name);
+    const boxes = lines.map(({ name, points }) => {
+      const toggle = (event) => { hidden[event.target.checked ? "delete" : "add"](name); redraw(); };
+      const box = make("input", { type: "checkbox", onchange: toggle });
+      box.checked = !hidden.has(name);
+      const empty = points?.every((p) => !p.n && !p.collapsed) ? [make("small", { class: "soft" }, " no result")] : [];
+      return make("label", {}, box, swatch(look(name)), make("span", {}, name, ...empty));
+    });
+    const all = (show) => () => {
+      names.forEach((name) => hidden[show ? "delete" : "add"](name));
+      fieldset.querySelectorAll("input").forEach((box) => { box.checked = show; });
+      redraw();
+    };
+    fieldset.replaceChildren(
+      make("legend", {}, "Methods"), make("div", { class: "choices" }, ...boxes),
+      make("button", { type: "button", class: "small", onclick: all(true) }, "all"),
+      make("button", { type: "button", class: "small", onclick: all(false) }, "none"),
+    );
+  };
+
+  // --- accuracy against density
+
+  const hidden = new Set();
+  const measured = (mean, spread) =>
+    decimals(100 * mean, 2) + (spread === null ? "" : ` ± ${decimals(100 * spread, 2)}`);
+  const described = (name, point, kind) => {
+    const spread = point[`${kind}_deviation`];
+    const lines = [`<b>${escaped(name)}</b>`, point.density === null ? "dense" : `density ${percent(point.density)}`];
+    if (point.n) lines.push(`${kind} ${measured(point[kind], spread)} %`, `n = ${plural(point.n, "seed")}`);
+    if (point.weights !== null) lines.push(plural(point.weights, "weight"));
+    const drawn = point.n ? ", not in the mean" : ": drawn at chance";
+    if (point.collapsed) lines.push(`${plural(point.collapsed, "seed")} collapsed${drawn}`);
+    if (point.failed) lines.push(`${plural(point.failed, "seed")} failed`);
+    return lines.join("<br>");
+  };
+
+  const accuracyTraces = (panel, kind, densities) => panel.lines.flatMap(({ name, points }) => {
+    const visible = !hidden.has(name);
+    const level = (p) => (p.n ? 100 * p[kind] : p.collapsed && panel.chance !== null ? 100 * panel.chance : null);
+    if (points[0].density === null) return baseline(name, points[0], kind, visible, densities);
+    const x = points.map((p) => p.density), text = points.map((p) => described(name, p, kind));
+    const edge = (sign) => points.map((p) => (p.n > 1 ? 100 * (p[kind] + sign * p[`${kind}_deviation`]) : null));
+    const lost = { x: [], y: [] }; // to and between densities at which the method collapsed
+    points.forEach((p, i) => {
+      const q = points[i + 1];
+      if (!q || (p.n && q.n) || level(p) === null || level(q) === null) return;
+      lost.x.push(p.density, q.density, null);
+      lost.y.push(level(p), level(q), null);
+    });
+    const collapsed = points.map((p) => !p.n && level(p) !== null);
+    const only = (keep) => points.map((p, i) => (keep[i] ? level(p) : null));
+    const { colour, marker } = look(name), dashed = { line: { color: colour, width: 1.5, dash: BROKEN_LINE } };
+    return [
+      band(name, visible, x, edge(-1), edge(1)),
+      { ...lined(name, visible, lost.x, lost.y, null, dashed), mode: "lines", hoverinfo: "skip", hovertemplate: null },
+      { ...lined(name, visible, x, only(collapsed), text), mode: "markers",
+        marker: { color: colour, size: 9, symbol: `${marker}-open`, line: { color: colour, width: 2 } } },
+      lined(name, visible, x, only(points.map((p) => p.n > 0)), text, { error_y: bars(points, kind) }),
+    ];
+  });
+
+  // Deviations of points that stand alone, where a band would have no width.
+  const bars = (points, kind) => {
+    const alone = (i) => points[i].n > 1 && !(points[i - 1]?.n > 1) && !(points[i + 1]?.n > 1);
+    const array = points.map((p, i) => (alone(i) ? 100 * p[`${kind}_deviation`] : null));
+    return { type: "data", array, thickness: 1.5, width: 5, visible: array.some((spread) => spread !== null) };
+  };
+
+  const baseline = (name, point, kind, visible, densities) => {
+    if (!point.n) return [];
+    const x = [densities[0] / 1.3, ...densities, densities.at(-1) * 1.3], level = 100 * point[kind];
+    const spread = point[`${kind}_deviation`], line = { color: look(name).colour, width: 2, dash: BROKEN_LINE };
+    const all = (value) => x.map(() => value);
+    const edge = (sign) => all(spread === null ? null : level + sign * 100 * spread);
+    return [band(name, visible, x, edge(-1), edge(1)),
+            { ...lined(name, visible, x, all(level), all(described(name, point, kind)), { line }), mode: "lines" }];
+  };
+
+  const ticks = (densities, element) => {
+    const room = Math.max(2, Math.floor(element.clientWidth / 70));
+    const decades = densities.filter((d) => Math.abs(Math.log10(d) - Math.round(Math.log10(d))) < 1e-9);
+    const few = decades.length > 1 ? decades : [densities[0], densities.at(-1)];
+    const shown = densities.length <= room ? densities : few;
+    return { tickmode: "array", tickvals: shown, ticktext: shown.map(percent), tickangle: 0 };
+  };
+
+  const drawAccuracy = () => {
+    const panel = data.panels[+$("panel").value], kind = $("kind").value, element = $("accuracy-plot");
+    const found = new Set(panel.lines.flatMap((line) => line.points.map((p) => p.density)).filter((d) => d !== null));
+    const densities = found.size ? [...found].sort((a, b) => a - b) : [0.01, 1];
+    const range = [Math.log10(densities[0] / 1.3), Math.log10(densities.at(-1) * 1.3)];
+    draw(element, accuracyTraces(panel, kind, densities),
+         axis("density", { type: "log", range, ...ticks(densities, element) }),
+         axis(`${kind} accuracy (%)`, { rangemode: "normal" }));
+    $("accuracy-note").textContent = panelNote(panel);
+    accuracyNumbers(panel, kind, densities);
+  };
+
+  const panelNote = (panel) => {
+    const notes = [`${plural(panel.runs, "run")}.`];
+    if (panel.details) notes.push(`Settings: ${panel.details}.`);
+    const collapsed = panel.lines.some((line) => line.points.some((p) => p.collapsed));
+    if (collapsed) {
+      notes.push(panel.chance !== null ? "Hollow markers on broken lines: the method collapsed; drawn at chance."
+        : "Collapsed runs are not drawn: how many classes these data have is not known.");
+    }
+    if (panel.failed) notes.push(`${plural(panel.failed, "failed run")} missing from the means.`);
+    return notes.join(" ");
+  };
+
+  const accuracyNumbers = (panel, kind, densities) => {
+    const rows = [null, ...densities].filter((d) => panel.lines.some((l) => l.points.some((p) => p.density === d)));
+    const cell = (line, density) => {
+      const p = line.points.find((one) => one.density === density);
+      if (!p) return "";
+      return p.n ? `${measured(p[kind], p[`${kind}_deviation`])} (${p.n})` : p.collapsed ? "collapsed" : "failed";
+    };
+    const names = ["density", ...panel.lines.map((line) => line.name)];
+    const head = names.map((name, i) => make("th", { class: i ? "number" : "" }, name));
+    $("accuracy-numbers").replaceChildren(
+      make("thead", {}, make("tr", {}, ...head)),
+      make("tbody", {}, ...rows.map((density) => make("tr", {}, make("td", {}, densityName(density)),
+        ...panel.lines.map((line) => make("td", { class: "number" }, cell(line, density)))))),
+    );
+  };
+
+  const choosePanel = () => {
+    choices($("accuracy-choices"), data.panels[+$("panel").value].lines, hidden, drawAccuracy);
+    drawAccuracy();
+  };
+
+  // --- before the first step: weights per layer, spectra
+
+  const layerTraces = (lines, out) => {
+    const all = [...new Set(lines.flatMap((line) => line.layers))];
+    const drawn = lines.map((line) => {
+      const at = new Map(line.layers.map((name, i) => [name, i]));
+      const text = all.map((name) => at.has(name) ? [
+        `<b>${escaped(line.name)}</b>`, escaped(name),
+        `${whole(line.weights[at.get(name)])} of ${plural(line.sizes[at.get(name)], "weight")}`,
+        `n = ${plural(line.n, "seed")}`,
+      ].join("<br>") : "");
+      const y = all.map((name) => (at.has(name) ? Math.max(line.weights[at.get(name)], 0.5) : null));
+      return lined(line.name, !out.has(line.name), all.map((_, i) => i + 1), y, text);
+    });
+    const sizes = new Map(lines.flatMap((line) => line.layers.map((name, i) => [name, line.sizes[i]])));
+    const size = { type: "scatter", mode: "lines", x: all.map((_, i) => i + 1), y: all.map((name) => sizes.get(name)),
+                   line: { color: colourOf("--soft"), width: 1, dash: "dot", shape: "hvh" },
+                   text: all.map((name) => `${escaped(name)}<br>size ${whole(sizes.get(name))}`),
+                   hovertemplate: "%{text}<extra></extra>" };
+    return [size, ...drawn];
+  };
+
+  const spectrumTraces = (lines, out) => lines.flatMap((line) => {
+    const { low, middle, high } = line, x = middle.map((_, i) => i + 1), visible = !out.has(line.name);
+    const text = middle.map((value, i) => [
+      `<b>${escaped(line.name)}</b>`, `singular value ${i + 1}`,
+      `${short(value)} (${short(low[i])} to ${short(high[i])})`,
+      `${plural(line.images, "image")}, n = ${plural(line.n, "seed")}`,
+    ].join("<br>"));
+    const positive = (values) => values.map((v, i) => (low[i] > 0 ? v : null)); // 0 has no place on the axis
+    return [band(line.name, visible, x, positive(low), positive(high)),
+            lined(line.name, visible, x, positive(middle), text)];
+  });
+
+  const powers = { type: "log", exponentformat: "power", dtick: 1 };
+  const before = (name, panels, traces, xTitle, yTitle) => {
+    if (!panels.length) return () => {};
+    const out = new Set(), panel = $(`${name}-panel`), density = $(`${name}-density`);
+    const current = () => panels[+panel.value].densities[+density.value];
+    const redraw = () => {
+      const { lines, missing } = current();
+      draw($(`${name}-plot`), traces(lines, out), axis(xTitle, {}), axis(yTitle, powers));
+      const zeros = lines.filter((line) => line.middle?.includes(0)).map((line) => line.name);
+      $(`${name}-note`).textContent = [
+        missing.length ? `Missing: ${missing.join("; ")}.` : "",
+        zeros.length ? `With singular values that are 0 and cannot be drawn: ${zeros.join("; ")}.` : "",
+      ].join(" ");
+    };
+    const choose = () => {
+      choices($(`${name}-choices`), current().lines, out, redraw);
+      redraw();
+    };
+    const fill = () => {
+      options(density, panels[+panel.value].densities.map((d) => densityName(d.density)));
+      choose();
+    };
+    options(panel, panels.map((p) => p.title));
+    panel.addEventListener("change", fill);
+    density.addEventListener("change", choose);
+    fill();
+    return choose;
+  };
+
+  // --- accuracy against epochs
+
+  const shown = [...data.examples];
+  const byName = Object.fromEntries(data.table.map((column) => [column.name, column]));
+  const word = (name, row) => byName[name].words[byName[name].values[row]];
+  const runName = (row) => {
+    const density = byName.density.values[row];
+    return `${word("method", row)}${density === null ? "" : `, ${percent(density)}`}, seed ${byName.seed.values[row]}`;
+  };
+  const CURVE_TITLES = { validation: "validation accuracy (%)", train: "training accuracy (%)", loss: "training loss" };
+  // The look of its method, unless another run has it already.
+  const curveLooks = () => {
+    const own = shown.map((row, i) => {
+      const method = word("method", row), first = shown.findIndex((other) => word("method", other) === method) === i;
+      return first && Object.hasOwn(data.looks, method) ? data.looks[method] : undefined;
+    });
+    const taken = new Set(own.filter(Boolean).map(String)), free = data.spare.filter((one) => !taken.has(String(one)));
+    let next = 0;
+    return own.map((one) => asLook(one ?? free[next++ % free.length]));
+  };
+  const curveTrace = (row, { colour, marker, dash }, kind) => {
+    const curve = data.curves[row], scale = kind === "loss" ? 1 : 100;
+    const y = curve[kind].map((v) => (v === null ? null : scale * v));
+    const text = curve.epoch.map((epoch, i) => [
+      `<b>${escaped(runName(row))}</b>`, `${escaped(word("network", row))}, ${escaped(word("data", row))}`,
+      `epoch ${epoch + 1}: ${y[i] === null ? "–" : short(y[i])}`,
+    ].join("<br>"));
+    const mode = marker && y.length <= 40 ? "lines+markers" : "lines";
+    return { type: "scatter", mode, x: curve.epoch.map((e) => e + 1), y, text,
+             hovertemplate: "%{text}<extra></extra>", line: { color: colour, width: 2, dash },
+             marker: { color: colour, symbol: marker ?? "circle", size: 7 } };
+  };
+  const drawCurves = () => {
+    const kind = $("curve-kind").value, looks = curveLooks();
+    const longest = Math.max(1, ...shown.map((row) => data.curves[row].epoch.at(-1) + 1));
+    draw($("curves-plot"), shown.map((row, i) => curveTrace(row, looks[i], kind)),
+         axis("epoch", { tickformat: "d", ...(longest <= 10 ? { dtick: 1 } : {}) }), axis(CURVE_TITLES[kind], {}));
+    $("curves-chips").replaceChildren(...shown.map((row, i) => {
+      const remove = { type: "button", title: `remove ${runName(row)}`, onclick: () => showCurve(row, false) };
+      return make("button", remove, swatch(looks[i]), runName(row), " ×");
+    }));
+    $("curves-none").hidden = shown.length > 0;
+  };
+  const showCurve = (row, show) => {
+    const place = shown.indexOf(row);
+    if (show && place < 0) shown.push(row);
+    if (!show && place >= 0) shown.splice(place, 1);
+    drawCurves();
+    drawTable();
+  };
+
+  // --- the table
+
+  const count = data.ids.length, hasCurves = Object.keys(data.curves).length > 0;
+  const state = { column: null, down: false, page: 0, size: 50, filters: {} };
+  const collator = new Intl.Collator("en", { numeric: true });
+  const FORMATS = {
+    percent, integer: whole, accuracy: (x) => decimals(x, 2), seconds: (x) => decimals(x, x < 100 ? 1 : 0),
+  };
+  let haystacks = null, rows = [];
+  const haystack = (row) => {
+    const texts = data.table.filter((c) => c.words).map((c) => c.words[c.values[row]]);
+    return [data.ids[row], data.reasons[row] ?? "", ...texts].join("\n").toLowerCase();
+  };
+  const select = () => {
+    const wanted = $("search").value.toLowerCase().split(/\s+/).filter(Boolean);
+    if (wanted.length) haystacks ??= data.ids.map((_, row) => haystack(row));
+    const set = Object.entries(state.filters).filter(([, value]) => value >= 0);
+    const filters = set.map(([name, value]) => [byName[name].values, value]);
+    const fits = (row) => filters.every(([values, value]) => values[row] === value)
+      && wanted.every((one) => haystacks[row].includes(one));
+    rows = data.ids.map((_, row) => row).filter(fits);
+    sort();
+  };
+  const sort = () => {
+    const sign = state.down ? -1 : 1, column = state.column;
+    if (column === "run") rows.sort((a, b) => sign * collator.compare(data.ids[a], data.ids[b]));
+    else if (column !== null) {
+      const { values, words } = byName[column];
+      const rank = words && ranks(words);
+      const at = words ? (row) => rank[values[row]] : (row) => values[row];
+      // what has no value comes last, in either direction
+      const compare = (x, y) => (x === null || y === null ? (x === null) - (y === null) : sign * (x - y));
+      rows.sort((a, b) => compare(at(a), at(b)) || a - b);
+    }
+    state.page = 0;
+    drawTable();
+  };
+  const ranks = (words) => {
+    const place = [];
+    words.map((_, i) => i).sort((a, b) => collator.compare(words[a], words[b])).forEach((i, at) => { place[i] = at; });
+    return place;
+  };
+  const sortBy = (column) => () => {
+    state.down = state.column === column && !state.down;
+    state.column = column;
+    sort();
+  };
+
+  const cell = (column, row) => {
+    if (!column.words) {
+      const value = column.values[row];
+      return make("td", { class: "number" }, value === null ? "–" : FORMATS[column.kind](value));
+    }
+    const text = column.words[column.values[row]];
+    if (column.name !== "status") return make("td", {}, text);
+    const reason = data.reasons[row];
+    return make("td", { class: `status-${text}` }, text, ...(reason ? [make("small", {}, reason)] : []));
+  };
+  const curveCell = (row) => {
+    if (!(row in data.curves)) return make("td", {});
+    const change = (event) => showCurve(row, event.target.checked);
+    const label = `show the curve of ${data.ids[row]}`;
+    const box = make("input", { type: "checkbox", "aria-label": label, onchange: change });
+    box.checked = shown.includes(row);
+    return make("td", {}, box);
+  };
+  const link = (row) => {
+    const href = `${data.base}${data.links[row] ?? data.ids[row]}/`;
+    return make("td", {}, make("a", { href }, make("code", {}, data.ids[row])));
+  };
+  const cells = (row) => data.table.map((column) => cell(column, row)).toSpliced(-1, 0, link(row));
+
+  const drawTable = () => {
+    const pages = Math.max(1, Math.ceil(rows.length / state.size)), last = pages - 1;
+    state.page = Math.min(Math.max(state.page, 0), last);
+    const first = state.page * state.size, here = rows.slice(first, first + state.size);
+    const focused = document.activeElement?.getAttribute?.("aria-label");
+    $("rows").replaceChildren(...here.map((row) =>
+      make("tr", {}, ...(hasCurves ? [curveCell(row)] : []), ...cells(row))));
+    if (focused) [...$("rows").querySelectorAll("input")].find((box) => box.ariaLabel === focused)?.focus();
+    $("heads").querySelectorAll("th[data-column]").forEach((th) => {
+      const mine = th.dataset.column === state.column;
+      th.setAttribute("aria-sort", mine ? (state.down ? "descending" : "ascending") : "none");
+    });
+    const range = `${whole(first + 1)}–${whole(first + here.length)} of ${plural(rows.length, "run")}`;
+    $("position").textContent = rows.length ? range : "no run fits";
+    $("first").disabled = $("previous").disabled = state.page === 0;
+    $("next").disabled = $("last").disabled = state.page === last;
+  };
+
+  const startTable = () => {
+    const head = (name, title, tip, number) => make(
+      "th", { scope: "col", "data-column": name, class: number ? "number" : "", title: tip || null },
+      make("button", { type: "button", onclick: sortBy(name) }, title));
+    const heads = data.table.map((c) => head(c.name, c.name + (c.kind === "accuracy" ? " %" : ""), c.tip, !c.words));
+    const tip = "Show the run in the chart of accuracy against epochs.";
+    $("heads").replaceChildren(...(hasCurves ? [make("th", { scope: "col", title: tip }, "curve")] : []),
+                               ...heads.toSpliced(-1, 0, head("run", "run", "The run folder.", false)));
+    for (const column of data.table.filter((c) => c.filtered && c.words.length > 1)) {
+      const inOrder = column.words.map((_, i) => i).sort((a, b) => collator.compare(column.words[a], column.words[b]));
+      const change = (event) => { state.filters[column.name] = +event.target.value; select(); };
+      const values = inOrder.map((i) => make("option", { value: i }, column.words[i]));
+      $("filters").append(make("label", {}, column.name, make(
+        "select", { "data-filter": column.name, onchange: change }, make("option", { value: -1 }, "all"), ...values)));
+    }
+    const turn = (page) => () => { state.page = page(); drawTable(); $("box").scrollTop = 0; };
+    $("search").addEventListener("input", select);
+    $("size").addEventListener("change", () => { state.size = +$("size").value; state.page = 0; drawTable(); });
+    $("first").addEventListener("click", turn(() => 0));
+    $("previous").addEventListener("click", turn(() => state.page - 1));
+    $("next").addEventListener("click", turn(() => state.page + 1));
+    $("last").addEventListener("click", turn(() => Infinity));
+    $("reset").addEventListener("click", () => {
+      $("search").value = "";
+      $("filters").querySelectorAll("select").forEach((one) => { one.value = -1; });
+      state.filters = {};
+      select();
+    });
+    select();
+  };
+
+  // --- all of it, and again when the colours or the width change
+
+  const redraws = [];
+  if (data.panels.length) {
+    options($("panel"), data.panels.map((panel) => `${panel.title} (${plural(panel.runs, "run")})`));
+    $("panel").value = data.first;
+    $("panel").addEventListener("change", choosePanel);
+    $("kind").addEventListener("change", drawAccuracy);
+    redraws.push(choosePanel);
+    choosePanel();
+  }
+  if (hasCurves) {
+    $("curve-kind").addEventListener("change", drawCurves);
+    $("curves-clear").addEventListener("click", () => { shown.length = 0; drawCurves(); drawTable(); });
+    redraws.push(drawCurves);
+    drawCurves();
+  }
+  redraws.push(before("layers", data.layers, layerTraces, "layer", "weights that train"));
+  redraws.push(before("spectra", data.spectra, spectrumTraces, "index, largest first", "singular value"));
+  if (count) startTable();
+  const redraw = () => redraws.forEach((one) => one());
+  window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
+  window.matchMedia("(max-width: 799px)").addEventListener("change", redraw);
+})();

@@ -1,0 +1,37 @@
+"""`dctps report RUNS`: a folder of runs as one HTML page."""
+
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from rich.console import Console
+
+from dctps.analysis.page import CURVES, Page, write_page
+from dctps.experiments.results import read
+
+
+def report(
+    runs: Annotated[Path, tyro.conf.Positional],
+    out: Path = Path("report.html"),
+    curves: int = CURVES,
+    ops: bool = False,
+) -> None:
+    """Write one HTML page of all runs in a folder: charts, and a table that sorts and filters. It works offline.
+
+    Args:
+        runs: the folder of the run folders.
+        out: the page.
+        curves: runs whose accuracy over the epochs is on the page.
+        ops: also count the multiply-adds of each network, which takes some seconds for each kind of network.
+    """
+    if curves < 0:
+        raise ValueError(f"curves must not be negative, not {curves}")
+    page = write_page(read(runs), runs, out, curves=curves, ops=ops)
+    Console(soft_wrap=True).print(_summary(page), highlight=False, markup=False)
+
+
+def _summary(page: Page) -> str:
+    counts = {"broken": len(page.broken), "unfinished": page.unfinished}
+    others = "".join(f", {number:,} {name}" for name, number in counts.items() if number)
+    size = page.out.stat().st_size / 1e6
+    return f"{page.out}: {len(page.rows):,} run{'s' if len(page.rows) != 1 else ''}{others}; {size:.1f} MB"

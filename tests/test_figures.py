@@ -1,0 +1,542 @@
+"""Figures and tables from made-up rows: what is drawn where, which words are on it, and that nothing is left unsaid."""
+
+import dataclasses
+import itertools
+import math
+from pathlib import Path
+
+import pytest
+
+import dctps
+from dctps import models
+from dctps.analysis import figures, network_costs, spectra, style, table1
+from dctps.analysis.layer_counts import lowest
+from dctps.analysis.tables import Table, markdown
+from dctps.config import Runtime, Settings
+from dctps.experiments.cells import Cell, distinct
+from dctps.experiments.paper import DENSE, EXPERIMENTS
+from dctps.experiments.results import Results, Row, read_cells
+from dctps.experiments.sheet import Layer, SingularValue, Training, entries, write_sheet
+from dctps.experiments.tasks import perform
+from test_summary import training
+
+pytest.importorskip("matplotlib")
+
+
+# --- made-up rows ---------------------------------------------------------------------------------------------------
+
+
+def row(cell):
+    """A result without a run, of the right form."""
+    density, seed = cell.settings.density or 1.0, cell.settings.seed
+    content = {"settings": dataclasses.asdict(cell.settings), "commit": "abc", "pruning": None}
+    if cell.task == "counts":
+        names = ("conv1", "conv2", "shortcut", "fc")
+        sizes = dict(zip(names, (27, 9000, 64, 640), strict=True))
+        layers = [{"name": name, "nnz": int(density * size), "size": size} for name, size in sizes.items()]
+        content |= {"layers": layers, "others": 11}
+    elif cell.task == "jacobian":
+        content |= {"singular_values": [[density, density / 2], [3 * density, density / 2]]}
+    else:
+        accuracy = 0.9 + 0.1 * math.log10(density) / 4 + 0.01 * seed
+        names = ("best_validation", "test_at_best", "final_validation", "final_test")
+        content |= {"accuracy": {"best_epoch": 1, **dict.fromkeys(names, accuracy)}, "seconds": 1.0}
+        content |= {"weights": {"asked": 10, "got": round(1e4 * density), "size": 10_000}, "bytes": {"file": 80}}
+    return Row(cell.id, Path(), cell.task, "done", cell.settings, content)
+
+
+def lines_of(name, scale="smoke", panels=None):
+    """The lines of an experiment of the paper, of all its panels or the first so many."""
+    experiment = EXPERIMENTS[name]
+    chosen = experiment.scale(scale)
+    cells = experiment.cells(chosen)
+    kept = list(dict.fromkeys(cell.panel for cell in cells))[:panels]
+    cells = [cell for cell in cells if cell.panel in kept]
+    return entries(name, chosen.name, cells, Results([row(cell) for cell in distinct(cells)], []))
+
+
+def trainings(accuracies, line="DCTpS", **changes):
+    """Lines from {density: accuracies of the seeds, or statuses}."""
+    return [
+        training(**{"line": line, "density": density, "seed": seed, "id": f"{line}{density}{seed}", **own} | changes)
+        for density, found in accuracies.items()
+        for seed, one in enumerate(found)
+        for own in [{"status": one} if isinstance(one, str) else {"test_at_best": one, "best_validation": one}]
+    ]
+
+
+def drawn(lines, experiment="resnet50-vgg19"):
+    """The only figure of these lines, with its texts laid out."""
+    (figure,) = figures.make([dataclasses.replace(line, experiment=experiment) for line in lines]).values()
+    return figure
+
+
+def labelled(axes, label):
+    return [line for line in axes.get_lines() if line.get_label() == label]
+
+
+def small_print(figure):
+    (text,) = [text for text in figure.texts if text.get_label() == "small print"]
+    return " ".join(text.get_text().split())
+
+
+def legend(figure):
+    (found,) = figure.legends
+    return [text.get_text() for text in found.get_texts()]
+
+
+def texts(axes):
+    return " ".join(text.get_text() for text in axes.texts)
+
+
+# --- all of them ----------------------------------------------------------------------------------------------------
+
+
+def test_every_experiment_has_a_figure():
+    assert {experiment.kind for experiment in EXPERIMENTS.values()} == set(figures.FIGURES)
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_every_experiment_is_drawn(name, tmp_path):
+    lines = lines_of(name, panels=2)
+    paths = figures.draw(lines, tmp_path)
+    assert paths
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(path.name for path in paths)
+    assert all(path.name.startswith(f"{name}-{lines[0].scale}") for path in paths)
+    assert {path.suffix for path in paths} in ({".png", ".pdf"}, {".md", ".csv"})
+
+
+@pytest.mark.parametrize("name", ["lenet", "layer-counts", "jacobian", "table1", "params"])
+def test_without_any_result_there_is_an_empty_figure_that_says_so(name):
+    experiment = EXPERIMENTS[name]
+    cells = experiment.cells(experiment.scale("smoke"))
+    for made in figures.make(entries(name, "smoke", cells, Results([], []))).values():
+        if isinstance(made, Table):
+            assert "missing" in made.markdown
+        else:
+            made.draw_without_rendering()
+            own = len(cells) // (1 if name == "lenet" else 4)  # a figure for each of four networks
+            assert f"{own} of {own} runs missing" in small_print(made)
+
+
+@pytest.mark.parametrize("name", ["lenet", "layer-counts", "jacobian", "table1"])
+def test_a_sheet_is_enough_to_draw_the_same_again(name, tmp_path):
+    lines = lines_of(name, panels=1)
+    first = figures.draw(lines, tmp_path / "first")
+    write_sheet(lines, tmp_path / "sheet.csv")
+    second = figures.redraw(tmp_path / "sheet.csv", tmp_path / "second")
+    assert [path.name for path in first] == [path.name for path in second]
+    assert all(a.read_bytes() == b.read_bytes() for a, b in zip(first, second, strict=True))
+
+
+def test_tables_do_not_overwrite_the_sheet_that_they_are_made_from(tmp_path):
+    write_sheet(lines_of("table1"), tmp_path / "table1-smoke.csv")
+    assert tmp_path / "table1-smoke.csv" not in figures.redraw(tmp_path / "table1-smoke.csv")
+
+
+def test_without_matplotlib_there_are_tables_and_a_clear_error(monkeypatch):
+    monkeypatch.setattr(figures, "available", lambda: False)
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'dctps\[figures\]'"):
+        figures.make(lines_of("lenet"))
+    assert figures.make(lines_of("params"))
+
+
+def test_nothing_and_unknown_experiments_are_refused():
+    with pytest.raises(ValueError, match="no lines"):
+        figures.make([])
+    with pytest.raises(ValueError, match="unknown experiment 'mine'"):
+        figures.make([training(experiment="mine")])
+
+
+@pytest.mark.parametrize("name", ["lenet", "mobilenet-fixup", "allocations", "offsets", "jacobian"])
+def test_words_have_room(name):
+    for figure in figures.make(lines_of(name, "paper", panels=4 if name == "allocations" else 2)).values():
+        figure.draw_without_rendering()
+        page = figure.bbox
+        (box,) = [found.get_window_extent() for found in figure.legends]
+        for other in (box, *(text.get_window_extent() for text in figure.texts)):
+            assert page.x0 <= other.x0 <= other.x1 <= page.x1
+            assert page.y0 <= other.y0 <= other.y1 <= page.y1
+        visible = [axes for axes in figure.axes if axes.get_visible()]
+        assert not any(box.overlaps(axes.get_tightbbox()) for axes in visible)
+        assert not any(box.overlaps(text.get_window_extent()) for text in figure.texts)
+        for axes in visible:
+            ticks = [label.get_window_extent() for label in axes.get_xticklabels() if label.get_text()]
+            assert not any(a.overlaps(b) for a, b in itertools.pairwise(sorted(ticks, key=lambda tick: tick.x0)))
+
+
+# --- the look of methods --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [n for n, e in EXPERIMENTS.items() if e.kind == "accuracy"])
+def test_methods_of_a_figure_can_be_told_apart_in_grey(name):
+    names = list(dict.fromkeys(line.line for line in lines_of(name)))
+    found = style.looks(names)
+    assert len({(look.marker, look.filled) for look in found.values()}) == len(names)
+    assert len({(look.colour, look.dash) for look in found.values()}) == len(names)
+
+
+def test_a_method_looks_the_same_in_every_figure():
+    first, second = style.looks(["FORCE", "mine", "DCTpS"]), style.looks(["DCTpS", "SynFlow", "FORCE", "x", "mine"])
+    assert all(first[name] == second[name] for name in ("FORCE", "DCTpS"))
+    for name in ("resnet50-vgg19", "sgd"):
+        (figure,) = figures.make(lines_of(name)).values()
+        (line,) = labelled(figure.axes[0], "DCTpS")
+        assert (line.get_color(), line.get_marker()) == ("#0072b2", "o")
+
+
+# --- accuracy -------------------------------------------------------------------------------------------------------
+
+THREE = {0.05: (0.9, 0.92, 0.94), 0.001: (0.8, 0.8, 0.83), 0.01: (0.85, 0.86, 0.9)}
+BASELINE = trainings({None: (0.93, 0.95, 0.94)}, DENSE)
+
+
+def test_lines_have_the_means_in_order_of_density():
+    figure = drawn(BASELINE + trainings(THREE))
+    (axes,) = figure.axes
+    (line,) = labelled(axes, "DCTpS")
+    assert list(line.get_xdata()) == [0.001, 0.01, 0.05]
+    assert list(line.get_ydata()) == pytest.approx([81, 87, 92])
+    assert (axes.get_xscale(), axes.get_ylabel()) == ("log", "test accuracy, %")
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["0.1 %", "1 %", "5 %"]
+    assert legend(figure) == [DENSE, "DCTpS", "chance"]
+
+
+def test_the_deviation_is_shaded_where_there_is_one():
+    def shaded(lines):
+        (axes,) = drawn(lines).axes
+        return [band.get_paths()[0].get_extents() for band in axes.collections]
+
+    (band,) = shaded(trainings(THREE))
+    assert (band.y0, band.y1) == pytest.approx((81 - 3**0.5, 94))
+    assert shaded(trainings({0.05: (0.9,), 0.01: (0.8,)})) == []
+
+
+def test_the_dense_network_is_a_dashed_black_line_with_its_mean():
+    (axes,) = drawn(BASELINE + trainings(THREE)).axes
+    (line,) = labelled(axes, DENSE)
+    assert list(line.get_ydata()) == pytest.approx([94, 94])
+    assert (line.get_color(), line.is_dashed()) == ("black", True)
+    assert "dense: 94.0 %" in texts(axes)
+    assert not labelled(drawn(trainings(THREE)).axes[0], DENSE)
+
+
+def test_collapses_are_dashed_down_to_chance():
+    gone = ("collapsed",) * 3
+    lines = trainings({0.05: (0.9,) * 3, 0.01: (0.8,) * 3, 0.001: gone, 0.0001: gone}, "FORCE")
+    figure = drawn(lines)
+    (axes,) = figure.axes
+    (line,), (hollow,) = labelled(axes, "FORCE"), labelled(axes, "_collapsed")
+    assert list(line.get_ydata()) == pytest.approx([math.nan, math.nan, 80, 90], nan_ok=True)
+    segments = [(list(s.get_xdata()), list(s.get_ydata())) for s in labelled(axes, "_collapse")]
+    assert segments == [([0.0001, 0.001], [10, 10]), ([0.001, 0.01], [10, pytest.approx(80)])]
+    assert all(segment.get_linestyle() == "--" for segment in labelled(axes, "_collapse"))
+    assert (list(hollow.get_xdata()), hollow.get_markerfacecolor()) == ([0.0001, 0.001], "white")
+    assert legend(figure)[-1] == "collapsed (at chance)"
+    assert "6 of 12 runs collapsed" in small_print(figure)
+
+
+def test_a_method_that_collapses_sometimes_has_the_mean_of_the_others():
+    figure = drawn(trainings({0.05: (0.9, 0.9, 0.9), 0.01: (0.8, "collapsed", 0.7)}, "FORCE"))
+    (axes,) = figure.axes
+    assert list(labelled(axes, "FORCE")[0].get_ydata()) == pytest.approx([75, 90])
+    assert not labelled(axes, "_collapse")
+    assert "1 of 6 runs collapsed" in small_print(figure)
+
+
+def test_a_density_without_results_is_a_gap_and_is_counted():
+    figure = drawn(trainings({0.05: (0.9,), 0.01: ("missing",), 0.005: ("failed",), 0.001: (0.7,)}))
+    (line,) = labelled(figure.axes[0], "DCTpS")
+    assert list(line.get_ydata()) == pytest.approx([70, math.nan, math.nan, 90], nan_ok=True)
+    assert "1 of 4 runs failed" in small_print(figure)
+    assert "1 of 4 runs missing" in small_print(figure)
+
+
+def test_nothing_missing_is_not_mentioned():
+    said = small_print(drawn(trainings(THREE)))
+    assert said == "paper scale: 160 epochs; mean and standard deviation (shaded) of 3 seeds"
+    assert small_print(drawn(trainings({0.05: (0.9,)}))) == "paper scale: 160 epochs; one seed"
+
+
+def test_a_method_without_any_result_is_left_out_of_the_legend():
+    figure = drawn(trainings({0.05: (0.9,)}) + trainings({0.05: ("missing",)}, "FORCE"))
+    assert legend(figure) == ["DCTpS", "chance"]
+
+
+def test_scales_are_said_in_words_for_each_panel():
+    lines = trainings({0.05: (0.9,)}, scale="laptop", images=5000, epochs=5)
+    assert small_print(drawn(lines)) == "laptop scale: 5 epochs, 5,000 images; one seed"
+    narrow = [dataclasses.replace(line, panel="B", width=8, epochs=6) for line in lines]
+    said = small_print(drawn(lines + narrow))
+    assert said == "laptop scale: 5 epochs, 5,000 images (A); 6 epochs, 5,000 images, width 8 (B); one seed"
+
+
+def test_a_panel_says_what_was_run_in_its_place():
+    def title(**changes):
+        return drawn(trainings({0.05: (0.9,)}, **changes)).axes[0].get_title()
+
+    assert title(panel="LeNet-5, CIFAR-10") == "LeNet-5, CIFAR-10"
+    assert title(panel="ResNet50, CIFAR-100") == "ResNet50, CIFAR-100\n(run as LeNet-5, CIFAR-10)"
+
+
+def test_lenet_has_numbers_of_weights_and_validation_accuracy():
+    (axes,) = drawn(trainings({0.05: (0.9,), 0.01: (0.8,)}, weights_got=77), "lenet").axes
+    assert list(labelled(axes, "DCTpS")[0].get_xdata()) == [77, 77]
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("trainable weights", "validation accuracy, %")
+
+
+@pytest.mark.parametrize(("panels", "shape"), [(1, (1, 1)), (2, (1, 2)), (3, (1, 3)), (4, (2, 2)), (6, (3, 2))])
+def test_panels_are_grouped_as_in_the_paper(panels, shape):
+    lines = [line for i in range(panels) for line in trainings({0.05: (0.9,)}, panel=f"panel {i}")]
+    figure = drawn(lines)
+    assert figure.axes[0].get_gridspec().get_geometry() == shape
+    assert len([axes for axes in figure.axes if axes.get_visible()]) == panels
+    assert len(figure.legends) == 1
+
+
+# --- weights per layer ----------------------------------------------------------------------------------------------
+
+
+def long_lines(kind, found, task, **changes):
+    """Lines of layers or singular values from {density: numbers, or a status}."""
+    plain = {f.name: getattr(training(), f.name) for f in dataclasses.fields(training()) if f.name in _COMMON}
+    plain |= {"task": task, **changes}
+    lines = []
+    for density, numbers in found.items():
+        own = {**plain, "density": density, "id": f"{density}"}
+        if isinstance(numbers, str):
+            lines.append(kind(**own | {"status": numbers}))
+            continue
+        for index, number in enumerate(numbers, 1):
+            value = {"nnz": number, "size": 100} if kind is Layer else {"mean": number, "examples": 8}
+            lines.append(kind(**own, index=index, **value))
+    return lines
+
+
+_COMMON = {field.name for field in dataclasses.fields(Layer)} & {field.name for field in dataclasses.fields(Training)}
+
+
+def counted(found, **changes):
+    return drawn(long_lines(Layer, found, "counts", **changes), "synflow-counts")
+
+
+def test_layers_without_weights_are_seen_at_zero():
+    figure = counted({0.01: (100, 200, 300), 0.0001: (100, 0, 300)})
+    (axes,) = figure.axes
+    assert [list(labelled(axes, label)[0].get_ydata()) for label in ("1 %", "0.01 %")] == [
+        [100, 200, 300],
+        [100, 0, 300],
+    ]
+    (ring,) = labelled(axes, "_empty")
+    assert (list(ring.get_xdata()), list(ring.get_ydata())) == ([2], [0])
+    assert axes.get_yscale() == "symlog"
+    assert axes.get_ylim()[0] < 0
+    assert [label.get_text() for label in axes.get_yticklabels()][:3] == ["0", "1", "10"]
+    assert legend(figure) == ["1 %", "0.01 %", "layer without weights"]
+    assert "before any training" in small_print(figure)
+
+
+def test_insets_are_made_where_they_show_something():
+    full, empty, close = [50, 60, 70], [50, 0, 70], [5, 0, 70]
+    assert lowest({0.01: full}) == lowest({0.01: full, 0.001: empty}) == lowest({0.01: full, 0.001: [5, 6, 7]}) == {}
+    assert lowest({0.01: full, 0.001: close}) == {0.001: close}
+    assert lowest({0.05: full, 0.01: empty, 0.005: empty, 0.001: close}) == {0.001: close, 0.01: empty}
+    assert not counted({0.01: full, 0.001: empty}).axes[0].child_axes
+    (inset,) = counted({0.01: empty, 0.001: close}).axes[0].child_axes
+    assert [(line.get_label(), list(line.get_xdata())) for line in inset.get_lines()] == [
+        ("1 %", [2]),
+        ("0.1 %", [1, 2]),
+    ]
+    assert inset.get_xlim() == inset.figure.axes[0].get_xlim()
+
+
+def test_methods_that_collapsed_are_named_in_the_panel():
+    (axes,) = counted({0.01: (10, 20, 30), 0.001: "collapsed", 0.0001: "collapsed"}).axes
+    assert axes.get_title().splitlines()[-1].replace(style.NO_BREAK, " ") == "collapsed: 0.1 %, 0.01 %"
+
+
+def test_networks_with_many_methods_have_a_figure_each():
+    made = figures.make(lines_of("layer-counts"))
+    assert list(made) == [f"-{name}-cifar-10" for name in ("resnet50", "vgg19", "resnet18", "mobilenetv2")]
+    titles = [axes.get_title() for axes in made["-vgg19-cifar-10"].axes]
+    assert titles == ["Random (uniform)", "Random (EPL)", "FORCE", "SynFlow"]
+    (figure,) = figures.make(lines_of("epl-epf-counts", "paper")).values()
+    assert [axes.get_title() for axes in figure.axes][:2] == ["ResNet50, CIFAR-10: EPL", "ResNet50, CIFAR-10: EPF"]
+    (figure,) = figures.make(lines_of("synflow-counts", "paper")).values()
+    assert figure.axes[0].get_title() == "VGG19, CIFAR-10"
+
+
+# --- spectra --------------------------------------------------------------------------------------------------------
+
+
+def spectrum(found, **changes):
+    figure = drawn(long_lines(SingularValue, found, "jacobian", **changes), "jacobian")
+    (axes,) = figure.axes
+    return figure, axes
+
+
+def test_curves_of_singular_values():
+    figure, axes = spectrum({0.01: (4.0, 2.0, 1.0), 0.001: (0.4, 0.2, 0.1)})
+    assert [(line.get_label(), list(line.get_ydata())) for line in axes.get_lines()] == [
+        ("1 %", [4, 2, 1]),
+        ("0.1 %", [0.4, 0.2, 0.1]),
+    ]
+    assert axes.get_yscale() == "log"
+    assert texts(axes) == ""
+    assert "means over 8 test images" in small_print(figure)
+
+
+def test_zero_spectra_are_named():
+    _, axes = spectrum({0.01: (4.0, 2.0), 0.001: (0.0, 0.0), 0.0001: (0.0, 0.0), 0.0002: "collapsed"})
+    assert [line.get_label() for line in axes.get_lines()] == ["1 %"]
+    assert texts(axes).replace(style.NO_BREAK, " ") == "zero: 0.1 %, 0.01 %\ncollapsed: 0.02 %"
+
+
+def test_equal_spectra_are_one_curve_and_only_equal_ones():
+    same = {0.01: (4.0, 2.0), 0.001: (4.0, 2.0 + 1e-12), 0.0001: (4.0, 2.0)}
+    _, axes = spectrum(same)
+    (line,) = axes.get_lines()
+    assert list(line.get_ydata()) == [4, 2]
+    assert texts(axes) == "the same at all 3 densities"
+    _, axes = spectrum(same | {0.0001: (4.0, 2.0 + 1e-6)})
+    assert (len(axes.get_lines()), texts(axes)) == (3, "")
+    _, axes = spectrum(same | {0.0001: (0.0, 0.0)})
+    assert (len(axes.get_lines()), "the same" in texts(axes)) == (2, False)
+    _, axes = spectrum({0.01: (4.0, 2.0)})
+    assert ([line.get_label() for line in axes.get_lines()], texts(axes)) == (["1 %"], "")
+
+
+def test_rounding_is_not_drawn_and_that_is_said():
+    figure, axes = spectrum({0.01: (4.0, 2.0, 1e-16), 0.001: (1e-13, 1e-14, 1e-15)})
+    drawn_values = [list(line.get_ydata()) for line in axes.get_lines()]
+    assert drawn_values[0] == pytest.approx([4, 2, math.nan], nan_ok=True)
+    assert drawn_values[1] == [1e-13, 1e-14, 1e-15]
+    assert "which are rounding, are left out" in small_print(figure)
+
+
+def test_real_spectra_of_dctps_do_not_depend_on_density(tmp_path):
+    base = Settings(model="lenet", data="digits32")
+
+    def cell(density, offset, line):
+        settings = dataclasses.replace(base, density=density, offset=offset, allocation="epl_paper")
+        return Cell(settings, "jacobian", "LeNet-5, digits32", line)
+
+    cells = [
+        cell(d, offset, line) for d in (0.05, 0.005) for offset, line in (("dct", "DCTpS"), (None, "Random (EPL)"))
+    ]
+    for one in cells:
+        perform(one, Runtime(runs=tmp_path, quiet=True))
+    lines = entries("jacobian", "smoke", cells, read_cells(cells, tmp_path))
+    (figure,) = figures.make(lines).values()
+    assert [texts(axes) for axes in figure.axes] == ["the same at all 2 densities", ""]
+    found = spectra.spectra_of([line for line in lines if line.line == "DCTpS"])
+    assert min(min(own) for own in found.values()) > 0
+
+
+# --- tables ---------------------------------------------------------------------------------------------------------
+
+TABLE_E1 = {
+    "ResNet50": (23467712, 53130, 23520842),
+    "VGG19": (20024000, 11018, 20035018),
+    "MobileNetV2": (2261824, 35098, 2296922),
+    "FixupResNet110": (1719856, 282, 1720138),
+    "ResNet18": (11164352, 9610, 11173962),
+}
+
+
+def test_parameters_are_those_of_the_paper(tmp_path):
+    cells = EXPERIMENTS["params"].cells(EXPERIMENTS["params"].scale("paper"))
+    for cell in cells:
+        perform(cell, Runtime(runs=tmp_path, quiet=True))
+    (table,) = figures.make(entries("params", "paper", cells, read_cells(cells, tmp_path))).values()
+    assert {name: tuple(numbers) for name, *numbers, _ in table.rows} == TABLE_E1
+    assert [row[-1] for row in table.rows] == [54, 17, 58, 110, 21]  # convolutions and linear layers
+    assert "| VGG19          | 20,024,000 |             11,018 | 20,035,018 |     17 |" in table.markdown
+
+
+def test_networks_without_a_result_are_missing_from_the_table_by_name():
+    lines = [dataclasses.replace(line, panel="VGG19") for line in long_lines(Layer, {None: "missing"}, "counts")]
+    (table,) = figures.make([dataclasses.replace(line, experiment="params") for line in lines]).values()
+    assert table.rows == [["VGG19", None, None, None, None]]
+    assert "missing" in table.markdown
+
+
+def test_markdown_is_aligned():
+    assert markdown(["a", "bb"], [["long", "1"]]) == "| a    | bb |\n|------|---:|\n| long |  1 |\n"
+
+
+def drops(**methods):
+    lines = trainings({None: (0.7, 0.7, 0.7)}, DENSE)
+    for name, found in methods.items():
+        lines += trainings(found, name)
+    (table,) = figures.make([dataclasses.replace(line, experiment="table1") for line in lines]).values()
+    return table
+
+
+def test_drops_against_the_dense_network():
+    table = drops(DCTpS={0.01: (0.65, 0.64, 0.66), 0.001: (0.71, 0.73, "missing")}, FORCE={0.01: ("collapsed",) * 3})
+    first = table.markdown.split("Cost and size")[0].replace("\u2212", "-")
+    assert "| DCTpS         | -5.0 ± 1.0 | +2.0 ± 1.4 (2 of 3) |" in first
+    assert "| FORCE         |    -60.0 † |             missing |" in first
+    assert "| dense: 70.0 % |" in first
+    numbers = {(row[1], row[2]): row[3:8] for row in table.rows}
+    assert numbers["DCTpS", 0.001] == [2.0, pytest.approx(1.4142, abs=1e-4), 2, 3, 0]
+    assert numbers["FORCE", 0.01] == [-60.0, None, 0, 3, 3]
+    assert "1 of 12 runs missing" in table.markdown
+
+
+LAYERS = [network_costs.LayerShape((4, 2, 2, 2), 10), network_costs.LayerShape((16, 8), 1)]  # mn = 32 and 128
+
+
+def amounts(found):
+    return found.initial, found.training, found.training_end, found.final
+
+
+def test_costs_by_hand():
+    def cost(method, density=0.25, passes=None, every=None):
+        return amounts(network_costs.multiply_adds(LAYERS, method, density, passes, every))
+
+    dense = 10 * 32 + 128
+    assert cost(DENSE, None) == (0, dense, dense, dense)
+    assert cost("Random (uniform)") == (0, 112, 112, 112)  # 8 weights, ten times, and 32
+    assert cost("IMP") == (0, dense, 112, 112)
+    assert cost("SynFlow", passes=100) == (100 * dense, 112, 112, 112)
+    assert cost("SynFlow") == (None, 112, 112, 112)
+    assert cost("DCTpS") == (0, *[10 * (20 + 24) + 20 + 64] * 3)  # q = 8 and 16, twenty weights each
+    every = cost("RigL", every=4)
+    assert every[1] - every[3] == dense // 4
+
+
+def test_bytes_by_hand():
+    def size(method, density=0.25):
+        return amounts(network_costs.device_bytes(LAYERS, method, density))
+
+    assert size(DENSE, None) == (640,) * 4
+    assert size("Random (uniform)") == (320,) * 4  # 40 weights and their positions
+    assert size("IMP") == (640, 640, 320, 320)
+    assert size("FORCE") == (640, 320, 320, 320)
+    assert size("DCTpS") == (328,) * 4  # and two alphas
+
+
+@pytest.mark.parametrize(("method", "options"), [("DCTpS", {}), ("Random (EPL)", {"offset": None})])
+def test_costs_are_those_that_are_counted_in_a_network(method, options):
+    layers = network_costs.layers_of("lenet", "cifar10", None)
+    network = dctps.sparsify(models.build("lenet"), 0.01, allocation="epl_paper", **options)
+    counted = dctps.count_ops(network, (3, 32, 32)).paper
+    assert network_costs.multiply_adds(layers, method, 0.01, None, None).final == counted
+
+
+def test_costs_that_cannot_be_known_are_left_out():
+    lines = trainings({None: (0.7,)}, DENSE, data="folder:x") + trainings({0.01: (0.6,)}, data="folder:x")
+    (table,) = figures.make([dataclasses.replace(line, experiment="table1") for line in lines]).values()
+    assert "Cost and size" not in table.markdown
+    assert table.rows[1][8:] == [None] * 8
+    rare = drops(DCTpS={1e-6: (0.5,) * 3})  # fewer weights than layers: the rule gives none
+    assert rare.rows[1][8:] == [None] * 8
+
+
+def test_large_numbers_have_units():
+    assert [table1.count(n) for n in (0, 999, 1000, 23_467_712, 1_298_014_208, 778_808_524_800)] == [
+        *("0", "999", "1 k", "23.5 M"),
+        *("1.3 G", "779 G"),
+    ]

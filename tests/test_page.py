@@ -1,0 +1,503 @@
+"""The page of a folder of runs: names of methods, panels, means, the table, and that what files say stays text."""
+
+import dataclasses
+import html.parser
+import itertools
+import json
+import statistics
+import sys
+
+import pytest
+
+import dctps
+from dctps.analysis import page as pages
+from dctps.analysis.page import payload, write_page
+from dctps.analysis.page_costs import operations, weight_bytes
+from dctps.analysis.page_curves import POINTS, chosen, curves
+from dctps.analysis.page_looks import LOOKS, looks, spare
+from dctps.analysis.page_panels import FIELDS, accuracy_panels, by_line, key
+from dctps.analysis.page_table import in_order, table
+from dctps.checkpoint import read as read_file
+from dctps.cli.inspect import part_bytes
+from dctps.cli.report import report
+from dctps.config import Settings, run_id, to_json
+from dctps.experiments.naming import method_name
+from dctps.experiments.paper import DENSE, FORCE_BATCHES, METHODS, SGD, configured
+from dctps.experiments.results import Broken, Results, Row, read
+from dctps.models import MODELS
+
+BASE = Settings(model="small_cnn", data="digits", epochs=3)
+PROVENANCE = {"commit": "abc", "versions": {}, "cpu": "", "threads": 1, "finished": ""}
+
+
+def trained(settings, test=0.9, validation=0.8, weights=100, file=None):
+    """What a training leaves in result.json."""
+    accuracy = {"test_at_best": test, "best_validation": validation, "best_epoch": 0}
+    costs = {"pruning": None, "rewirings": None, "seconds": 1.5, "processes": 1}
+    content = {"accuracy": accuracy, "weights": {"got": weights}, "bytes": {"file": file}, **costs}
+    return {"id": run_id(settings), "settings": to_json(settings), **content, **PROVENANCE}
+
+
+def failed(settings, status="failed", reason="no reason"):
+    """What one that failed leaves in failure.json."""
+    return {"id": run_id(settings), "settings": to_json(settings), "task": "train", "status": status, "reason": reason}
+
+
+def row(settings, tmp_path=None, **numbers):
+    status = numbers.pop("status", "done")
+    content = trained(settings, **numbers) if status == "done" else failed(settings, status)
+    folder = None if tmp_path is None else tmp_path / run_id(settings)
+    return Row(run_id(settings), folder, "train", status, settings, content)
+
+
+def put(runs, content, name="result.json", folder=None):
+    """Write a run folder."""
+    place = runs / (folder or content["id"])
+    place.mkdir(parents=True)
+    (place / name).write_text(content if isinstance(content, str) else json.dumps(content))
+    return place
+
+
+def sparse(density=0.1, base=BASE, **changes):
+    return dataclasses.replace(base, density=density, **changes)
+
+
+def made(results, tmp_path, **options):
+    """The data of the page of some results."""
+    out = tmp_path / "page.html"
+    page = write_page(results, tmp_path / "runs", out, **options)
+    return json.loads(Reader.of(out.read_text()).data), payload(page)
+
+
+class Reader(html.parser.HTMLParser):
+    """The elements and attributes of a page, its text outside scripts, and its data."""
+
+    @classmethod
+    def of(cls, text):
+        self = cls()
+        self.tags, self.attributes, self.text, self.data, self._inside = [], [], [], "", None
+        self.feed(text)
+        return self
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += [(tag, *pair) for pair in attrs]
+        self._inside = dict(attrs).get("id", tag) if tag in ("script", "style") else self._inside
+
+    def handle_endtag(self, tag):
+        self._inside = None if tag in ("script", "style") else self._inside
+
+    def handle_data(self, data):
+        if self._inside is None:
+            self.text.append(data)
+        elif self._inside == "data":
+            self.data += data
+
+
+@pytest.fixture
+def without_plotly(monkeypatch):
+    monkeypatch.setattr(pages, "_plotly", lambda: "/* plotly */")
+
+
+# --- names of methods -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("base", [Settings(), SGD, Settings(model="fixup_resnet20", data="cifar100")])
+def test_the_papers_methods_have_the_papers_names(name, base):
+    changes = {} if name == DENSE else {"density": 0.01}
+    assert method_name(configured(base, name, **changes)) == name
+
+
+def test_methods_that_differ_have_names_that_differ():
+    axes = itertools.product(
+        ("dct", "srht", None), ("epl", "epl_paper", "uniform", "sqrt"), (None, "snip", "force", "force_paper"),
+        (None, "rigl", "set"), (1.0, 0.5, "preserve"), (True, False),
+    )  # fmt: skip
+    names = {}
+    for offset, allocation, method, rewire, alpha, train_alpha in axes:
+        settings = sparse(
+            offset=offset, allocation=allocation, method=method, rewire=rewire, alpha=alpha, train_alpha=train_alpha
+        )
+        effect = (offset, allocation if method is None else None, method, rewire)
+        effect += (alpha, train_alpha) if offset else ()
+        names.setdefault(method_name(settings), set()).add(effect)
+    assert all(len(effects) == 1 for effects in names.values())
+
+
+def test_names_say_what_is_unusual():
+    assert method_name(sparse()) == "DCTpS (exact EPL)"
+    assert method_name(sparse(offset=None, allocation="epl_paper", norm_density=0.1)) == "Random (EPL), BatchNorm 10 %"
+    assert method_name(sparse(projection="fastfood")) == "Hyperplane Projection (fastfood)"
+    assert method_name(sparse(offset=None, method="imp", imp_round=2)) == "IMP, round 2"
+    assert method_name(sparse(allocation="epl_paper", alpha="paper", train_alpha=False)) == "DCTpS, alpha fixed"
+
+
+# --- panels, lines, points ------------------------------------------------------------------------------------------
+
+
+def test_a_panel_is_all_but_method_density_and_seed():
+    (one,) = accuracy_panels(
+        [row(sparse(d, seed=s, offset=o)) for d in (0.1, 0.2) for s in (0, 1) for o in ("dct", None)]
+    )
+    assert one["title"] == "small_cnn, digits, 3 epochs"
+    assert [line["name"] for line in one["lines"]] == ["DCTpS (exact EPL)", "Random (exact EPL)"]
+    assert one["runs"] == 8
+    for name, value in {"epochs": 4, "width": 8, "batch_size": 5, "images": 10, "augment": False, "lr": 0.5}.items():
+        two = accuracy_panels([row(sparse()), row(sparse(**{name: value}))])
+        assert len({panel["title"] for panel in two}) == 2, name
+
+
+def test_every_setting_is_of_the_panel_or_of_the_method():
+    of_method = {"offset", "allocation", "method", "rewire", "projection", "alpha", "train_alpha", "norm_density"}
+    carried = {"method_steps", "method_batches", "imp_round", "imp_rewind", "rewire_every", "rewire_until"}
+    rest = {"drop_fraction", "alpha_lr", "density", "seed"}
+    assert {field.name for field in dataclasses.fields(Settings)} == {*FIELDS, *of_method, *carried, *rest}
+
+
+def test_means_and_deviations_over_seeds():
+    values = [0.5, 0.6, 0.9]
+    rows = [row(sparse(seed=i), test=v, validation=v / 2, weights=10 * i) for i, v in enumerate(values)]
+    (point,) = accuracy_panels(rows)[0]["lines"][0]["points"]
+    assert point["n"] == 3
+    assert point["test"] == pytest.approx(statistics.mean(values), rel=1e-5)  # the page keeps six digits
+    assert point["test_deviation"] == pytest.approx(statistics.stdev(values), rel=1e-5)
+    assert point["validation"] == pytest.approx(statistics.mean(values) / 2, rel=1e-5)
+    assert point["weights"] == 10
+    (alone,) = accuracy_panels(rows[:1])[0]["lines"][0]["points"]
+    assert alone["test_deviation"] is None
+
+
+def test_no_mean_over_runs_that_were_carried_out_differently():
+    rows = [row(sparse(rewire="rigl", rewire_every=n, seed=s)) for n in (10, 100) for s in (0, 1)]
+    assert {name: len(own) for name, own in by_line(rows).items()} == {
+        "DCTpS + RigL (exact EPL), rewire_every 10": 2,
+        "DCTpS + RigL (exact EPL), rewire_every 100": 2,
+    }
+    assert list(by_line(rows[:2])) == ["DCTpS + RigL (exact EPL)"]
+
+
+def test_settings_without_effect_make_no_second_observation():
+    rows = [row(dataclasses.replace(BASE, offset=offset)) for offset in ("dct", None)]
+    (line,) = accuracy_panels(rows)[0]["lines"]
+    assert (line["name"], line["points"][0]["n"], line["points"][0]["density"]) == (DENSE, 1, None)
+
+
+def test_dctps_at_its_own_rate_stands_beside_the_others_and_says_so():
+    base = dataclasses.replace(SGD, data="digits")
+    rows = [row(configured(base, name, density=0.1)) for name in ("DCTpS", "RigL")]
+    (one,) = accuracy_panels(rows)
+    assert [line["name"] for line in one["lines"]] == ["RigL", "DCTpS, lr 0.03"]
+    assert key(sparse(lr=0.03)) != key(sparse(lr=0.1))  # Adam's rates are all of the panel
+
+
+def test_the_papers_force_is_one_line_on_each_data_set():
+    rows = [row(configured(dataclasses.replace(BASE, data=data), "FORCE", density=0.1)) for data in FORCE_BATCHES]
+    assert [[line["name"] for line in panel["lines"]] for panel in accuracy_panels(rows)] == [["FORCE"]] * 3
+
+
+def test_collapsed_and_failed_runs_are_counted_and_in_no_mean():
+    rows = [
+        row(sparse(seed=0), test=0.7),
+        row(sparse(seed=1), status="collapsed"),
+        row(sparse(seed=2), status="failed"),
+    ]
+    (one,) = accuracy_panels([*rows, row(sparse(0.01), status="collapsed")])
+    low, high = one["lines"][0]["points"]
+    assert (high["test"], high["n"], high["collapsed"], high["failed"]) == (0.7, 1, 1, 1)
+    assert (low["test"], low["n"], low["collapsed"]) == (None, 0, 1)
+    assert one["chance"] == 0.1
+    assert one["failed"] == 1
+    assert accuracy_panels([row(sparse(data="folder:x"))])[0]["chance"] is None
+
+
+def test_rounds_on_the_way_to_a_ticket_are_not_drawn():
+    base = sparse(offset=None, method="imp")
+    rows = [row(base), row(dataclasses.replace(base, imp_round=1))]
+    assert accuracy_panels(rows)[0]["runs"] == 1
+
+
+# --- looks ----------------------------------------------------------------------------------------------------------
+
+
+def test_no_two_lines_look_alike():
+    names = [*METHODS, *(f"other {i}" for i in range(100))]
+    found = looks(names)
+    assert set(found) == set(names)
+    assert len(set(found.values())) == len(names)
+    assert not set(spare()) & set(LOOKS.values())
+
+
+# --- before the first step ------------------------------------------------------------------------------------------
+
+
+def untrained(task, settings, **content):
+    whole = {"id": f"{task}-{run_id(settings)}", "task": task, "settings": to_json(settings), "pruning": None}
+    return {**whole, **content, **PROVENANCE}
+
+
+def test_weights_per_layer_and_spectra(tmp_path, without_plotly):
+    for seed in (0, 1):
+        layers = [{"name": n, "nnz": k + seed, "size": 100} for n, k in (("first", 10), ("last", 20))]
+        put(tmp_path / "runs", untrained("counts", sparse(seed=seed), layers=layers, others=0))
+        put(tmp_path / "runs", untrained("jacobian", sparse(seed=seed), singular_values=[[4, 0.0], [1, 1]]))
+    data, _ = made(read(tmp_path / "runs"), tmp_path)
+    (count,) = data["layers"][0]["densities"]
+    assert count["lines"][0]["layers"] == ["first", "last"]
+    assert count["lines"][0]["weights"] == [10.5, 20.5]
+    (spectrum,) = data["spectra"][0]["densities"]
+    line = spectrum["lines"][0]
+    assert (line["middle"], line["low"], line["high"], line["n"]) == ([2, 0], [1, 0], [4, 1], 2)
+    assert data["layers"][0]["title"] == "small_cnn, digits"  # epochs do not matter
+
+
+@pytest.mark.parametrize(
+    ("task", "content"),
+    [
+        ("counts", {"layers": [{"name": "a", "nnz": "many", "size": 1}], "others": 0}),
+        ("counts", {"layers": 3, "others": 0}),
+        ("jacobian", {"singular_values": [[1, 2], [3]]}),
+        ("jacobian", {"singular_values": [[1, "x"]]}),
+        ("jacobian", {"singular_values": []}),
+        ("jacobian", {"singular_values": [[-1.0]]}),
+    ],
+)
+def test_damaged_content_is_listed_as_broken(tmp_path, without_plotly, task, content):
+    put(tmp_path / "runs", untrained(task, sparse(), **content))
+    page = write_page(read(tmp_path / "runs"), tmp_path / "runs", tmp_path / "page.html")
+    assert [one.name for one in page.broken] == [f"{task}-{run_id(sparse())}"]
+    assert "damaged" in page.broken[0].reason
+    assert not page.rows
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), "0.5", 1e308, -0.1])
+def test_an_accuracy_that_is_no_number_is_listed_as_broken(tmp_path, without_plotly, bad):
+    put(tmp_path / "runs", trained(sparse(), test=bad))
+    page = write_page(read(tmp_path / "runs"), tmp_path / "runs", tmp_path / "page.html")
+    assert [one.reason for one in page.broken] == ["result.json: its test accuracy is not a number from 0 to 1"]
+
+
+@pytest.mark.parametrize("bad", [{"status": ["x"]}, {"status": "lost"}, {"task": {}}, {"task": "juggling"}])
+def test_failures_of_an_unknown_kind_are_listed_as_broken(tmp_path, without_plotly, bad):
+    put(tmp_path / "runs", failed(sparse()) | bad, "failure.json")
+    page = write_page(read(tmp_path / "runs"), tmp_path / "runs", tmp_path / "page.html")
+    assert [f"unknown {next(iter(bad))}" in one.reason for one in page.broken] == [True]
+    assert not page.rows
+
+
+def test_numbers_beyond_reason_are_no_numbers(tmp_path, without_plotly):
+    for seed, bad in enumerate((10**400, float("nan"), 1e308, "many", None, [1])):
+        metrics(put(tmp_path / "runs", trained(sparse(seed=seed), weights=bad) | {"seconds": bad}), 2)
+        with (tmp_path / "runs" / run_id(sparse(seed=seed)) / "metrics.jsonl").open("a") as file:
+            file.write("\n" + json.dumps({"epoch": 9, "validation": bad, "loss": bad}) + "\n" + "[" * 100_000)
+    data, _ = made(read(tmp_path / "runs"), tmp_path)
+    assert column(data["table"], "weights") == [None] * 6
+    assert column(data["table"], "seconds") == [None] * 6
+    assert [curve["validation"] for curve in data["curves"].values()] == [[0, 0.5, None]] * 6
+
+
+# --- the table ------------------------------------------------------------------------------------------------------
+
+
+def column(columns, name):
+    (one,) = [c for c in columns if c["name"] == name]
+    return [one["words"][v] for v in one["values"]] if "words" in one else one["values"]
+
+
+def test_the_table_has_a_row_for_every_run():
+    rows = in_order([row(sparse(seed=1, lr=0.5), test=0.123456789), row(BASE), row(sparse(), status="failed")])
+    columns = table(rows)
+    assert column(columns, "method") == [DENSE, "DCTpS (exact EPL)", "DCTpS (exact EPL)"]
+    assert column(columns, "density") == [None, 0.1, 0.1]
+    assert column(columns, "status") == ["done", "failed", "done"]
+    assert column(columns, "test") == [90.0, None, 12.3457]
+    assert column(columns, "other settings") == ["epochs 3", "epochs 3", "lr 0.5, epochs 3"]
+    assert column(columns, "seconds") == [1.5, None, 1.5]
+    assert "task" not in [c["name"] for c in columns]
+    assert "multiply-adds" not in [c["name"] for c in columns]
+
+
+@pytest.mark.parametrize("changes", [{}, {"offset": None}, {"train_alpha": False}, {"norm_density": 0.5}])
+def test_bytes_without_batchnorm_are_those_of_the_file(tmp_path, changes):
+    settings = sparse(0.05, model="resnet18", width=4, data="cifar10", **changes)
+    net = dctps.models.build("resnet18", 10, width=4)
+    dctps.sparsify(net, 0.05, offset=settings.offset, train_alpha=settings.train_alpha)
+    if settings.norm_density:
+        dctps.sparsify_norms(net, 0.5)
+    dctps.save(net, tmp_path / "net.safetensors")
+    parts = part_bytes(read_file(tmp_path / "net.safetensors"), 0)
+    got = row(settings, weights=dctps.report(net).nnz)
+    assert weight_bytes(got) == parts["values"] + parts["alpha"] > 0
+
+
+def test_bytes_of_networks_that_cannot_be_built_are_unknown(monkeypatch):
+    monkeypatch.setitem(sys.modules, "evil", None)  # importing it would fail loudly
+    assert weight_bytes(row(sparse(model="evil:net"))) is None
+    assert weight_bytes(row(sparse(model="evil:net", offset=None))) == 400
+    assert weight_bytes(row(dataclasses.replace(BASE, model="evil:net"))) == 400
+    assert weight_bytes(row(sparse(hidden=3))) is None  # small_cnn has no such setting
+    assert weight_bytes(row(sparse(model="vgg11", width=10**15))) is None
+    assert weight_bytes(row(sparse(projection="dense"))) == 400
+
+
+def test_multiply_adds_are_counted_once_for_each_kind_of_network(tmp_path, monkeypatch):
+    rows = [row(sparse(0.05, seed=seed), tmp_path) for seed in (0, 1)]
+    rows += [row(BASE, tmp_path), row(sparse(0.05, projection="dense"), tmp_path), row(sparse(0.3), status="failed")]
+    net = dctps.sparsify(dctps.models.build("small_cnn", 10, in_channels=1), 0.05)
+    rows[0].folder.mkdir()
+    dctps.save(net, rows[0].folder / "best.safetensors")
+    dense = dctps.models.build("small_cnn", 10, in_channels=1)
+    expected = dctps.count_ops(net, (1, 8, 8)).performed
+    whole = dctps.count_ops(dense, (1, 8, 8)).performed
+    assert operations(rows) == [expected, expected, whole, None, None]
+    assert column(table(rows, ops=True), "multiply-adds") == [expected, expected, whole, None, None]
+    assert 0 < expected <= whole
+
+
+# --- curves ---------------------------------------------------------------------------------------------------------
+
+
+def metrics(folder, epochs):
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = [json.dumps({"epoch": e, "validation": e / epochs, "train": 0.5, "loss": 1.0}) for e in range(epochs)]
+    (folder / "metrics.jsonl").write_text("\n".join([*lines, '{"epoch": 3, "valid']))
+
+
+def test_curves_of_one_seed_each_come_first(tmp_path):
+    rows = [row(sparse(d, seed=s), tmp_path) for d in (0.1, 0.2) for s in (0, 1, 2)]
+    assert chosen(rows) == [0, 3, 1, 4, 2, 5]
+    for one in rows:
+        metrics(one.folder, 3)
+    found = curves(rows, 3)
+    assert sorted(found) == [0, 1, 3]
+    assert found[0]["epoch"] == [0, 1, 2]
+    assert found[0]["validation"] == [0, 0.3333, 0.6667]
+    assert curves(rows, 0) == {}
+
+
+def test_long_curves_are_thinned_out_and_keep_their_end(tmp_path):
+    rows = [row(sparse(), tmp_path)]
+    metrics(rows[0].folder, 1001)
+    epochs = curves(rows, 1)[0]["epoch"]
+    assert POINTS // 2 < len(epochs) <= POINTS
+    assert epochs[-1] == 1000
+
+
+def test_runs_without_metrics_have_no_curve(tmp_path):
+    rows = [row(sparse(), tmp_path), row(sparse(seed=1), tmp_path)]
+    rows[1].folder.mkdir()
+    (rows[1].folder / "metrics.jsonl").write_bytes(b'[1]\n"x"\n\xff\n{"epoch": null}\n')
+    assert curves(rows, 9) == {}
+
+
+# --- the page -------------------------------------------------------------------------------------------------------
+
+EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>&amp;"
+
+
+def test_what_files_say_stays_text(tmp_path, without_plotly):
+    runs = tmp_path / "<i>runs & more"
+    bad = dataclasses.replace(BASE, model="<b>net", data="folder:<u>", density=0.1, offset=None, method="<s>")
+    put(runs, failed(bad, "failed", EVIL), "failure.json")
+    put(runs, trained(dataclasses.replace(bad, seed=1)))
+    put(runs, "{", folder="<script>alert(3)<")
+    put(runs, failed(sparse()) | {"id": "<img src=y>"}, "failure.json", folder="<img src=y>")
+    out = tmp_path / "page.html"
+    write_page(read(runs), runs, out)
+    found = Reader.of(out.read_text())
+    assert found.tags.count("script") == 3  # the data, plotly and ours
+    assert not {"img", "b", "i", "u", "s"} & (set(found.tags) - {"b"})
+    assert found.tags.count("b") == 5  # of the counts at the top
+    assert {"Runs in ", "<i>runs & more", "<script>alert(3)<"} <= set(found.text)
+    data = json.loads(found.data)
+    assert EVIL in data["reasons"].values()
+    assert data["links"] == {str(data["ids"].index("<img src=y>")): "%3Cimg%20src%3Dy%3E"}
+    assert not [a for a in found.attributes if a[1].startswith("on")]
+
+
+def test_the_page_loads_nothing(tmp_path, without_plotly):
+    put(tmp_path / "runs", trained(sparse()))
+    write_page(read(tmp_path / "runs"), tmp_path / "runs", tmp_path / "page.html")
+    found = Reader.of((tmp_path / "page.html").read_text())
+    assert {value for _, name, value in found.attributes if name in ("src", "href")} == {"data:,"}
+    (policy,) = [value for _, name, value in found.attributes if name == "content" and "default-src" in value]
+    assert "default-src 'none'" in policy
+    assert policy.count("'sha256-") == 2
+    assert "unsafe-inline" not in policy.split("script-src")[1].split(";")[0]
+
+
+def test_names_that_are_not_valid_text(tmp_path, without_plotly):
+    results = Results([], [Broken("caf\udce9", "damaged")])
+    write_page(results, tmp_path, tmp_path / "page.html")
+    assert "caf?" in (tmp_path / "page.html").read_text()
+
+
+def test_links_are_relative_to_the_page(tmp_path, without_plotly):
+    runs = tmp_path / "a b" / "runs"
+    put(runs, trained(sparse()))
+    for out, base in (
+        ("page.html", "./a%20b/runs/"),
+        ("a b/runs/page.html", "././"),
+        ("c/page.html", "./../a%20b/runs/"),
+    ):
+        (tmp_path / out).parent.mkdir(exist_ok=True)
+        write_page(read(runs), runs, tmp_path / out)
+        assert json.loads(Reader.of((tmp_path / out).read_text()).data)["base"] == base
+
+
+def test_the_data_of_the_page_are_those_of_the_runs(tmp_path, without_plotly):
+    for seed in range(3):
+        metrics(put(tmp_path / "runs", trained(sparse(seed=seed))), 4)
+    (tmp_path / "runs" / "begun").mkdir()
+    data, expected = made(read(tmp_path / "runs"), tmp_path, curves=2)
+    assert data == json.loads(json.dumps(expected))
+    assert len(data["ids"]) == 3
+    assert len(data["curves"]) == 2
+    text = " ".join(Reader.of((tmp_path / "page.html").read_text()).text)
+    assert "curves of 2 of 3 runs" in text
+    assert "unfinished" in text
+
+
+def test_an_empty_folder_has_a_page(tmp_path, without_plotly):
+    write_page(Results([], []), tmp_path, tmp_path / "page.html")
+    assert "No run is over" in (tmp_path / "page.html").read_text()
+
+
+# --- the command ----------------------------------------------------------------------------------------------------
+
+
+def test_the_command_writes_the_page_and_says_what_is_on_it(tmp_path, without_plotly, capsys):
+    put(tmp_path / "runs", trained(sparse()))
+    put(tmp_path / "runs", "", folder="empty")
+    (tmp_path / "runs" / "begun").mkdir()
+    report(tmp_path / "runs", tmp_path / "page.html")
+    said = capsys.readouterr().out
+    assert "page.html: 1 run, 1 broken, 1 unfinished; 0.0 MB" in said
+
+
+def test_plotly_is_inlined(tmp_path):
+    pytest.importorskip("plotly", reason="needs the report extra")
+    put(tmp_path / "runs", trained(sparse()))
+    report(tmp_path / "runs", tmp_path / "page.html")
+    assert "plotly.js v" in (tmp_path / "page.html").read_text()
+    assert Reader.of((tmp_path / "page.html").read_text()).tags.count("script") == 3
+
+
+def test_without_plotly_the_error_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "plotly.offline", None)
+    put(tmp_path / "runs", trained(sparse()))
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'dctps\[report\]'"):
+        report(tmp_path / "runs", tmp_path / "page.html")
+    assert not (tmp_path / "page.html").exists()
+
+
+def test_wrong_arguments_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="no folder"):
+        report(tmp_path / "nowhere", tmp_path / "page.html")
+    with pytest.raises(ValueError, match="curves"):
+        report(tmp_path, tmp_path / "page.html", curves=-1)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_the_layers_of_every_network_are_known(model):
+    assert weight_bytes(row(sparse(model=model), weights=0)) >= 8 * 4
