@@ -176,6 +176,12 @@ def test_methods_of_a_figure_can_be_told_apart_in_grey(name):
     assert len({(look.colour, look.dash) for look in found.values()}) == len(names)
 
 
+def test_lines_of_other_names_do_not_look_like_a_method():
+    found = style.looks(["mine", "DCTpS", "yours", "RigL"])
+    assert len({look.marker for look in found.values()}) == 4
+    assert found["DCTpS"] == style.LOOKS["DCTpS"]
+
+
 def test_a_method_looks_the_same_in_every_figure():
     first, second = style.looks(["FORCE", "mine", "DCTpS"]), style.looks(["DCTpS", "SynFlow", "FORCE", "x", "mine"])
     assert all(first[name] == second[name] for name in ("FORCE", "DCTpS"))

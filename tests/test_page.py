@@ -226,6 +226,10 @@ def test_no_two_lines_look_alike():
     assert set(found) == set(names)
     assert len(set(found.values())) == len(names)
     assert not set(spare()) & set(LOOKS.values())
+    few = looks([*METHODS, *(f"other {i}" for i in range(10))])
+    assert len({(colour, dash) for colour, _, dash in few.values()}) == len(few)  # also without their markers
+    assert len(set(looks(["Hyperplane Projection", "Hyperplane Projection (sparse)"]).values())) == 3
+    assert len(looks(f"other {i}" for i in range(500))) == 501
 
 
 # --- before the first step ------------------------------------------------------------------------------------------

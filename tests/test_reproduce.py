@@ -48,6 +48,8 @@ def test_what_fails_is_told_and_the_rest_goes_on(grid, tmp_path, capsys):
     [
         (["sweep", "nowhere.toml"], "nowhere.toml"),
         (["sweep", "GRID", "--processes", "0"], "processes must be at least 1"),
+        (["reproduce", "lenet", "--densities", "0.3"], "densities [0.3] are not in this experiment; there are: [0.05"),
+        (["reproduce", "lenet", "--lines", "Magic"], "lines ['Magic'] are not in this experiment"),
         (["reproduce", "table9"], "unknown experiment 'table9'; choose one of: params"),
     ],
 )
@@ -63,6 +65,8 @@ def test_bad_input_is_one_line(grid, tmp_path, capsys, arguments, words):
 def test_an_experiment_from_runs_to_picture(tmp_path, capsys):
     out = tmp_path / "results"
     command = ["reproduce", "epl-epf-counts", "--scale", "smoke", "--out", str(out), "--runs", str(tmp_path / "runs")]
+    assert main([*command, "--processes", "1", "--lines", "EPL"]) == 0
+    assert "EPF" not in capsys.readouterr().out
     assert main([*command, "--processes", "1"]) == 0
     names = {path.name for path in out.iterdir()}
     assert {"epl-epf-counts-smoke.csv", "epl-epf-counts-smoke.png", "epl-epf-counts-smoke.pdf"} <= names

@@ -191,7 +191,8 @@
     const found = new Set(panel.lines.flatMap((line) => line.points.map((p) => p.density)).filter((d) => d !== null));
     const densities = found.size ? [...found].sort((a, b) => a - b) : [0.01, 1];
     const range = [Math.log10(densities[0] / 1.3), Math.log10(densities.at(-1) * 1.3)];
-    draw(element, accuracyTraces(panel, kind, densities),
+    const traces = accuracyTraces(panel, kind, densities), bands = traces.filter((trace) => trace.fill);
+    draw(element, [...bands, ...traces.filter((trace) => !trace.fill)], // no band over a line
          axis("density", { type: "log", range, ...ticks(densities, element) }),
          axis(`${kind} accuracy (%)`, { rangemode: "normal" }));
     $("accuracy-note").textContent = panelNote(panel);

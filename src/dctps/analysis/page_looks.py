@@ -41,10 +41,26 @@ def order(name: str) -> tuple[int, str]:
 
 
 def looks(names: Iterable[str]) -> dict[str, Look]:
-    """Of each line, and of the dense network; lines beyond the paper's take what is free."""
-    free = _free()
-    known = {name: LOOKS.get(name) for name in sorted({DENSE, *names}, key=order)}
-    return {name: look or next(free) for name, look in known.items()}
+    """Of each line, and of the dense network; what has no look of its own, or one that is taken, gets a free one."""
+    ordered = sorted({DENSE, *names}, key=order)
+    own: dict[Look, str] = {}
+    for name in ordered:
+        if name in LOOKS:
+            own.setdefault(LOOKS[name], name)
+    found = {name: look for look, name in own.items()}
+    for name in ordered:
+        if name not in found:
+            found[name] = _most_different(set(found.values()))
+    return {name: found[name] for name in ordered}
+
+
+def _most_different(taken: set[Look]) -> Look:
+    """A free look, and while there are any, one whose colour and dash no other line has together."""
+    pairs = {(colour, dash) for colour, _, dash in taken}
+    free = [
+        look for look in itertools.islice(_free(), len(_COLOURS) * len(_MARKERS) * len(_DASHES)) if look not in taken
+    ]
+    return next((look for look in free if (look[0], look[2]) not in pairs), (free or list(taken))[0])
 
 
 def spare() -> list[Look]:

@@ -8,6 +8,7 @@ for densities at which a method collapsed.
 import contextlib
 import dataclasses
 import importlib.util
+import itertools
 import textwrap
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -66,7 +67,7 @@ class Look:
         return {**dataclasses.replace(self, dash=DASHED, filled=False).line(), "linewidth": 1.2}
 
 
-_DCTPS = Look(BLUE, "o")
+_DCTPS, _HYPERPLANE = Look(BLUE, "o"), Look(BLACK, "*")
 LOOKS: dict[str, Look] = {
     DENSE: Look(BLACK, "", DASHED),
     "DCTpS": _DCTPS,
@@ -75,7 +76,9 @@ LOOKS: dict[str, Look] = {
     "FORCE": Look(GREEN, "^", PRUNED),
     "SynFlow": Look(RED, "v", PRUNED),
     "IMP": Look(YELLOW, "h", PRUNED),
-    "Hyperplane Projection": Look(BLACK, "*"),
+    "Hyperplane Projection": _HYPERPLANE,
+    "Hyperplane Projection (sparse)": _HYPERPLANE,
+    "Hyperplane Projection (fastfood)": _HYPERPLANE,
     "Hyperplane Projection (sparse)": Look(BLACK, "*"),
     "Random (uniform)": Look(GREY, "X", DOTTED),
     "Random (EPL)": Look(ORANGE, "P", DOTTED),
@@ -96,9 +99,11 @@ _OFFSETS = dict(zip(OFFSETS, (*_OTHERS, Look(GREY, "h", DOTTED)), strict=True))
 
 
 def looks(names: Sequence[str]) -> dict[str, Look]:
-    """For each line of a figure; names that have no look of their own take one by their place."""
-    free = iter(_OTHERS * len(names))
-    return {name: _look(name) or next(free) for name in names}
+    """For each line of a figure; names without a look of their own take those that the others leave, in order."""
+    own = {name: _look(name) for name in names}
+    taken = {look.marker for look in own.values() if look is not None}
+    free = itertools.cycle([look for look in _OTHERS if look.marker not in taken] or _OTHERS)
+    return {name: look or next(free) for name, look in own.items()}
 
 
 def _look(name: str) -> Look | None:

@@ -1,8 +1,9 @@
 """`dctps reproduce NAME`: a table or figure of the paper, from its runs to the picture."""
 
 import dataclasses
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 from rich.console import Console
@@ -32,6 +33,8 @@ class Arguments:
     """Show all experiments: runs, epochs, estimated hours on this machine, and how much is done."""
     densities: tuple[float, ...] = ()
     """Run these of its densities only, and draw what there is of all; none given: all."""
+    lines: tuple[str, ...] = ()
+    """Run these of its methods only, by their names in the figure; none given: all."""
     only_draw: bool = False
     """Run nothing; draw what there is."""
     out: Path = Path("results")
@@ -50,18 +53,24 @@ def reproduce(arguments: list[str]) -> None:
     scale = experiment.scale(given.scale)
     cells = experiment.cells(scale)
     if not given.only_draw:
-        outcome = do(_part(cells, given.densities), given.machines, given.place)
+        outcome = do(_part(cells, given.densities, given.lines), given.machines, given.place)
         if not given.place.quiet:
             print(told(outcome))
     _draw(given, scale, cells)
 
 
-def _part(cells: list[Cell], densities: tuple[float, ...]) -> list[Cell]:
+def _part(cells: list[Cell], densities: tuple[float, ...], lines: tuple[str, ...]) -> list[Cell]:
+    """The cells of these densities and lines; the dense network belongs to all densities."""
+    have = {"densities": _distinct(cell.settings.density for cell in cells), "lines": _distinct(c.line for c in cells)}
+    for what, asked in (("densities", densities), ("lines", lines)):
+        if unknown := [one for one in asked if one not in have[what]]:
+            raise ValueError(f"{what} {unknown} are not in this experiment; there are: {have[what]}")
     part = [cell for cell in cells if not densities or cell.settings.density in (None, *densities)]
-    have = sorted({cell.settings.density for cell in cells if cell.settings.density is not None}, reverse=True)
-    if unknown := set(densities) - set(have):
-        raise ValueError(f"densities {sorted(unknown)} are not in this experiment; there are: {have}")
-    return part
+    return [cell for cell in part if not lines or cell.line in lines]
+
+
+def _distinct(values: Iterable[Any]) -> list[Any]:
+    return [value for value in dict.fromkeys(values) if value is not None]
 
 
 def _draw(given: Arguments, scale: Scale, cells: list[Cell]) -> None:
