@@ -28,7 +28,7 @@ demo: $(VENV)/.demo  ## install, then train and compare on the digits: about fou
 	$(BIN)/dctps demo
 
 test: $(VENV)/.dev  ## all tests but the slow ones
-	$(BIN)/python -m pytest --quiet -m 'not slow'
+	$(BIN)/python -m pytest --quiet -n auto -m 'not slow'
 
 test-slow: $(VENV)/.dev  ## large networks, and the property tests with ten times as many examples, newly drawn: many minutes
 	$(BIN)/python -m pytest --quiet -m slow
@@ -49,7 +49,7 @@ build/sanitized: $(SOURCES) src | $(VENV)/.dev
 
 test-plain: build/plain  ## the fast tests on an installation without the native kernels
 	build/plain/bin/python -c 'import dctps.kernels as k; print(k.WHY_NOT); assert k.native is None'
-	build/plain/bin/python -m pytest --quiet -p no:cacheprovider -m 'not process and not slow' tests
+	build/plain/bin/python -m pytest --quiet -n auto -p no:cacheprovider -m 'not process and not slow' tests
 
 check-native: build/sanitized  ## the kernels' tests under the address and undefined-behaviour sanitizers
 	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" ASAN_OPTIONS=detect_leaks=0 \

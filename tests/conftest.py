@@ -8,6 +8,10 @@ import hypothesis
 import pytest
 import torch
 
+if "PYTEST_XDIST_WORKER" in os.environ:  # two sets of threads on the same cores would only wait for one another
+    torch.set_num_threads(1)
+    os.environ["OMP_NUM_THREADS"] = "1"  # of processes that tests start
+
 hypothesis.settings.register_profile("default", deadline=None, max_examples=100, derandomize=True)
 hypothesis.settings.register_profile("thorough", deadline=None, max_examples=1000)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))

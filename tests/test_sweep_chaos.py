@@ -3,6 +3,7 @@
 Kills fall where the runs on disk have come so far, at places drawn from a seed; never by the clock.
 """
 
+import contextlib
 import dataclasses
 import importlib.util
 import json
@@ -124,9 +125,14 @@ def disturb(watch: Watch, start: Callable[[], Any], kills: dict[str, Callable[[]
 
 
 def kill_one_of(watch: Watch, find: Callable[[], list[int]]) -> None:
-    found: list[int] = []
-    watch.until(lambda: found.extend(find()) or found)
-    os.kill(random.Random(watch.epochs()).choice(found), signal.SIGKILL)
+    def killed() -> bool:
+        for pid in random.Random(watch.epochs()).sample(found := sorted(find()), len(found)):
+            with contextlib.suppress(ProcessLookupError):  # it has ended by itself
+                os.kill(pid, signal.SIGKILL)
+                return True
+        return False
+
+    watch.until(killed)
 
 
 # --- processes of this machine --------------------------------------------------------------------------------------

@@ -79,7 +79,6 @@ LOOKS: dict[str, Look] = {
     "Hyperplane Projection": _HYPERPLANE,
     "Hyperplane Projection (sparse)": _HYPERPLANE,
     "Hyperplane Projection (fastfood)": _HYPERPLANE,
-    "Hyperplane Projection (sparse)": Look(BLACK, "*"),
     "Random (uniform)": Look(GREY, "X", DOTTED),
     "Random (EPL)": Look(ORANGE, "P", DOTTED),
     "Random (EPF)": Look(RED, ">", DOTTED),
@@ -267,7 +266,7 @@ def panel_title(lines: Sequence[Entry]) -> str:
     """The panel's name, and what was run in its place where the scale has changed that."""
     first = lines[0]
     network, data = (TITLES.get(name, name) for name in (first.model, first.data))
-    if network in first.panel and data in first.panel:
+    if {network, data} <= set(first.panel.split(", ")):  # whole names: CIFAR-10 is a part of CIFAR-100
         return first.panel
     return f"{first.panel}\n(run as {network}, {data})"
 

@@ -65,8 +65,10 @@ def _drops(made: Sequence[Point]) -> str:
 
 
 def _drop(point: Point | None, dense: float | None) -> str:
-    if point is None or point.mean is None or dense is None:
+    if point is None or point.mean is None:
         return "missing"
+    if dense is None:
+        return "no baseline"
     text = f"{100 * (point.mean - dense):+.1f}".replace("-", "−")  # noqa: RUF001
     text += "" if point.std is None else f" ± {100 * point.std:.1f}"
     text += " †" if point.is_chance else ""
