@@ -13,7 +13,7 @@ from typing import Any
 
 from dctps.config import Settings
 from dctps.experiments.cells import TRAIN, Cell, varied
-from dctps.experiments.scales import FEW, LAPTOP, PAPER, SMOKE, Scale
+from dctps.experiments.scales import FEW, LAPTOP, PAPER, SMOKE, Scale, narrow
 from dctps.registry import lookup
 
 # --- the methods: an offset, who chooses the support, what moves (dctps.config.Settings) ------------------------------
@@ -53,9 +53,11 @@ TITLES = {
     "vgg19": "VGG19",
     "mobilenetv2": "MobileNetV2",
     "fixup_resnet110": "FixupResNet110",
+    "fixup_resnet20": "FixupResNet20",
     "cifar10": "CIFAR-10",
     "cifar100": "CIFAR-100",
     "tiny_imagenet": "Tiny ImageNet",
+    "digits32": "digits",
 }
 Cells = Iterator[Cell]
 
@@ -279,7 +281,9 @@ _OFFSETS = dataclasses.replace(
     kept_densities=(0.05, 0.01, 0.001),
     seed_count=3,
 )
-_AT_INIT = dataclasses.replace(SMOKE, name="laptop", changes={"data": "cifar10"}, kept_densities=None)
+_AT_INIT = dataclasses.replace(  # narrower, EPL would have no weight for a layer at 0.01 %
+    LAPTOP, changes={"data": "cifar10"}, per_model=narrow(16), kept_densities=None
+)
 
 EXPERIMENTS: dict[str, Experiment] = {
     "params": Experiment("Parameters of the networks", "Table E.1", _params, "params", PAPER, PAPER),

@@ -63,11 +63,16 @@ class Scale:
 PAPER = Scale()
 FEW = (0.05, 0.01, 0.005, 0.002, 0.001)
 
-_NARROW = {name: {"width": 8} for name in ("resnet18", "resnet50", "vgg19")}
+
+def narrow(width: int) -> dict[str, dict[str, Any]]:
+    """The networks that can be made narrower, in this width."""
+    return {name: {"width": width} for name in ("resnet18", "resnet50", "vgg19")}
+
+
 LAPTOP = Scale(
     "laptop",
     {"epochs": 5, "images": 5000, "data": "cifar10", "batch_size": 64, "rewire_every": 20, "method_steps": 20},
-    {**_NARROW, "lenet": {"epochs": 15, "images": 20_000}, "fixup_resnet110": {"model": "fixup_resnet20"}},
+    {**narrow(8), "lenet": {"epochs": 15, "images": 20_000}, "fixup_resnet110": {"model": "fixup_resnet20"}},
     kept_densities=(0.05, 0.01, 0.001),
     seed_count=1,
     kept_pairs=(("lenet", "cifar10"),),
@@ -76,7 +81,7 @@ LAPTOP = Scale(
 SMOKE = Scale(
     "smoke",
     {"epochs": 1, "images": 200, "data": "digits32", "batch_size": 50, "rewire_every": 2, "method_steps": 4},
-    {**_NARROW, "fixup_resnet110": {"model": "fixup_resnet20"}},
+    {**narrow(8), "fixup_resnet110": {"model": "fixup_resnet20"}},
     kept_densities=(0.05, 0.005),
     seed_count=1,
     kept_pairs=(("lenet", "cifar10"),),
