@@ -1,6 +1,7 @@
 """Where a result comes from: commit, versions, processor, time."""
 
 import datetime
+import functools
 import importlib.metadata
 import platform
 import subprocess
@@ -21,8 +22,12 @@ def provenance() -> dict[str, Any]:
     }
 
 
+@functools.cache
 def commit() -> str | None:
-    """The commit of the source, marked if it has been changed since; None outside a repository."""
+    """The commit of the source, marked if it was changed since; None outside a repository.
+
+    As it was when first asked for: a sweep of many hours runs the code that it was started with.
+    """
     command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12"]
     try:
         run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=10)

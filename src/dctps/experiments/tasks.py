@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from dctps import tuning
 from dctps.analysis.jacobian import singular_values
 from dctps.config import Runtime, Settings, run_id, to_json
 from dctps.data import Dataset
@@ -28,7 +29,7 @@ from dctps.train import Interrupted, choose_device, fit
 
 OnEpoch = Callable[[dict[str, Any]], object]
 COLLAPSED, FAILED = "collapsed", "failed"
-IMAGES = 8  # test images whose Jacobian is taken
+IMAGES = 4  # test images whose Jacobian is taken
 
 
 def perform(cell: Cell, runtime: Runtime, on_epoch: OnEpoch = lambda row: None) -> None:
@@ -109,7 +110,7 @@ def _jacobian(settings: Settings, runtime: Runtime, run: Run, on_epoch: OnEpoch)
     """Singular values of d outputs / d inputs before the first step, for some test images."""
     dataset = load(settings, runtime.data_root)
     counted = Run(runtime.runs / f"{prefix('counts')}{run_id(settings)}")  # scoring is dear: perhaps it has been done
-    with torch.random.fork_rng(), flushed_denormals():
+    with torch.random.fork_rng(), flushed_denormals(), tuning.by_rule():  # a few passes are not worth a measurement
         model, cost = prepare(settings, dataset, choose_device(runtime.device), saved=counted.load_supports())
         mean, std = (torch.tensor(numbers).view(-1, 1, 1) for numbers in (dataset.mean, dataset.std))
         values = singular_values(model, (dataset.test_images[:IMAGES] / 255 - mean) / std)
