@@ -253,6 +253,18 @@ def test_whatever_ends_the_driver_its_workers_save_their_state_and_go(number, ow
 
 
 @pytest.mark.process
+@pytest.mark.skipif(not Path("/proc").exists(), reason="looks for processes in /proc")
+def test_ctrl_c_while_workers_start_ends_them_without_a_word(own):
+    driver = drive(cells(2), own / "runs", "Local(2, 1)")
+    until(lambda: sum("spawn_main" in name for name in processes(own).values()) == 2, lambda: driver.poll() is None)
+    os.killpg(driver.pid, signal.SIGINT)
+    error = driver.communicate()[1]
+    assert driver.returncode == 130
+    assert error == "stopped; what was under way is saved, the same command goes on from there\n"
+    assert not processes(own)
+
+
+@pytest.mark.process
 def test_two_drivers_share_a_grid(own):
     grid = [cell(seed=seed, model="own:meeting") for seed in range(2)] + cells(6)
     drivers = [drive(grid, own / "runs", "Local(1, 1)") for _ in range(2)]

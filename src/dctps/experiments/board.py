@@ -66,11 +66,9 @@ class Board:
 
     def _tell(self, cell: Cell) -> None:
         over = sum(state in (DONE, COLLAPSED, FAILED) for state in self.state.values())
-        text, failure = (
-            f"{over}/{len(self.cells)}  {describe(cell)}: {self.state[cell.id]}",
-            failure_of(cell.run(self.runs)),
-        )
-        self._say(text + (f" ({failure.reason})" if failure else "") + f"  {self._left()}")
+        failure = failure_of(cell.run(self.runs))
+        reason = f" ({failure.reason})" if failure else ""
+        self._say(f"{over}/{len(self.cells)}  {describe(cell)}: {self.state[cell.id]}{reason}  {self._left()}")
 
     def _say(self, text: str) -> None:
         self.console.print(text, markup=False, soft_wrap=True)

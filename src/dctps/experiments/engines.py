@@ -14,6 +14,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import Any, Protocol
 
@@ -148,7 +149,8 @@ class _Worker:
         context = mp.get_context("spawn")
         self.pipe, other = context.Pipe()
         self.process = context.Process(target=_work, args=(other, runtime), daemon=True)
-        with _held_back(signal.SIGINT):
+        resource_tracker.ensure_running()  # starting it would let the signal through
+        with _held_back(signal.SIGINT):  # or Ctrl-C ends it with a traceback, in the middle of its imports
             self.process.start()
         other.close()
         self.ready = self.gone = False
