@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import math
 import os
+import re
 import subprocess
 import sys
 
@@ -324,7 +325,7 @@ EMPTY_OFFSET = native.Offset32(6, 1, 9, torch.arange(6, dtype=torch.int32).numpy
         {"geometry": [1, 6, 4, 3, 3, 1, 1, 1, 1, 1]},
         {"geometry": [1, 6, 4, 3, 3, 0, 1, 1, 1, 1, 1]},
     ],
-    ids=lambda changes: str({name: getattr(value, "shape", value) for name, value in changes.items()})[:60],
+    ids=lambda changes: str({n: re.sub(" at 0x.*", "", str(getattr(v, "shape", v))) for n, v in changes.items()})[:60],
 )
 def test_arguments_that_do_not_fit_are_errors(changes):
     with pytest.raises((ValueError, TypeError, BufferError)):

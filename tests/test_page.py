@@ -396,7 +396,7 @@ def test_runs_without_metrics_have_no_curve(tmp_path):
 
 # --- the page -------------------------------------------------------------------------------------------------------
 
-EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>&amp;"
+EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)><b>bold</b>&amp;"
 
 
 def test_what_files_say_stays_text(tmp_path, without_plotly):

@@ -5,15 +5,22 @@ import copy
 import torch
 from torch import Tensor, nn
 
+from dctps.layers import DpsLayer
+
 
 def singular_values(model: nn.Module, x: Tensor) -> Tensor:
     """Those of df/dx at each example: (b, classes), largest first; float64, on the CPU.
 
     BatchNorm uses its running statistics (at initialisation: mean 0, variance 1), so that examples do not mix and the
     scale of the network is seen. All in float64: at low density signals shrink below what float32 can hold, and a
-    spectrum that is zero must be zero because nothing gets through.
+    spectrum that is zero must be zero because nothing gets through. Layers with an offset compute with their dense
+    weight: a ReLU of an exact zero, of which a cosine transform of a flat patch has many, follows the rounding, and the
+    ways of computing round differently.
     """
     network = copy.deepcopy(model).double().eval()
+    for layer in network.modules():
+        if isinstance(layer, DpsLayer) and layer.offset is not None:
+            layer.backend = "dense"
     device = next(network.parameters()).device
     rows = [torch.linalg.svdvals(jacobian(network, image[None].to(device).double())) for image in x]
     return torch.stack(rows).cpu()
