@@ -70,7 +70,7 @@ def test_a_data_set_checks_itself(changes, message):
 def test_unknown_names_and_missing_files_say_what_to_do(tmp_path):
     with pytest.raises(ValueError, match="unknown data set 'cifar'; choose one of: cifar10, cifar100, tiny_imagenet"):
         load("cifar")
-    for name in set(DATASETS) - {"digits"}:
+    for name in set(DATASETS) - {"digits", "digits32"}:
         with pytest.raises(DataError, match=f"put .* into {tmp_path / name}, or run: dctps data get {name}"):
             load(name, tmp_path)
 
@@ -439,6 +439,14 @@ def test_files_of_the_other_mnist_are_refused(tmp_path):
 
 
 # --- digits ---------------------------------------------------------------------------------------------------------
+
+
+def test_digits_in_the_shape_of_cifar():
+    small, large = load("digits"), load("digits32")
+    assert large.train_images.shape == (1437, 3, 32, 32)
+    for channel in range(3):
+        assert torch.equal(large.train_images[:, channel, 3::4, 1::4], small.train_images[:, 0])
+    assert large.mean == small.mean * 3
 
 
 def test_digits_and_their_constants():

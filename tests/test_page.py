@@ -428,6 +428,8 @@ def test_the_page_loads_nothing(tmp_path, without_plotly):
     (policy,) = [value for _, name, value in found.attributes if name == "content" and "default-src" in value]
     assert "default-src 'none'" in policy
     assert policy.count("'sha256-") == 2
+    assert "*" not in policy
+    assert "http" not in policy
     assert "unsafe-inline" not in policy.split("script-src")[1].split(";")[0]
 
 

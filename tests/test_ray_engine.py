@@ -329,6 +329,7 @@ def test_a_cluster_of_this_machine(shared, own, capfd):
     until(lambda: not processes(own))
 
 
+@pytest.mark.slow
 @pytest.mark.process
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_cluster_ends_with_its_driver(number, own):

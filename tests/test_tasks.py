@@ -131,7 +131,7 @@ def test_networks_and_data_of_users(runtime):
     [
         ({"model": "test_tasks:not_a_network"}, "int, not an nn.Module"),
         ({"data": "test_tasks:not_a_network"}, "int, not a dctps.data.Dataset"),
-        ({"model": "nowhere_at_all:network"}, "cannot make 'nowhere_at_all:network'"),
+        ({"model": "nowhere_at_all:network"}, "cannot build 'nowhere_at_all:network'"),
         ({"images": 5000}, "digits has 1437"),
     ],
 )

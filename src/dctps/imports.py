@@ -26,7 +26,7 @@ def call(name: str, what: str, **offered: Any) -> Any:
             return made(**{key: value for key, value in offered.items() if _takes(made, key)})
     except (ImportError, AttributeError, TypeError, ValueError) as error:
         hint = f"say package.module:function, where function() returns {what}"
-        raise ValueError(f"cannot make {name!r} ({error}); {hint}") from error
+        raise ValueError(f"cannot build {name!r} ({error}); {hint}") from error
 
 
 def _takes(function: Any, name: str) -> bool:

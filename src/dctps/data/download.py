@@ -54,6 +54,7 @@ FILES: dict[str, tuple[Remote, ...]] = {
         Remote(f"{FASHION}t10k-labels-idx1-ubyte.gz", "bb300cfdad3c16e7a12a480ee83cd310"),
     ),
     "digits": (),  # they come with scikit-learn
+    "digits32": (),
 }
 
 
