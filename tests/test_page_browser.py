@@ -148,6 +148,23 @@ def test_everything_on_the_page_works_without_a_network_or_a_complaint(opened):
     assert "are 0" in page.locator("#spectra-note").inner_text()
 
 
+def test_charts_have_no_button_that_sends_them_anywhere(opened):
+    page = opened()
+    buttons = page.locator(".modebar-btn").evaluate_all("all => all.map((button) => button.dataset.title)")
+    assert set(buttons) == {"Download plot as a PNG", "Zoom", "Pan", "Zoom in", "Zoom out", "Reset axes"}
+
+
+def test_a_chart_can_be_saved_as_an_image(browser, file):
+    """Which the page's policy must not forbid; the image is made from an address of the page's own data."""
+    page = browser.new_page()
+    page.goto(file.as_uri())
+    page.locator("#accuracy-plot").hover()
+    with page.expect_download() as download:
+        page.locator("#accuracy-plot .modebar-btn").first.click()
+    assert download.value.path().read_bytes().startswith(b"\x89PNG")
+    page.close()
+
+
 def test_the_panel_with_most_runs_comes_first_and_another_can_be_chosen(opened):
     page = opened()
     assert "CIFAR-10, width 8" in page.locator("#panel option:checked").inner_text()

@@ -282,8 +282,9 @@ def test_folders_of_killed_processes_are_removed(tmp_path):
         theirs = Path(process.stdout.readline().strip())
         (theirs / "file").touch()
         with ray_engine._temporary(tmp_path, "it-") as ours:
-            assert sorted(tmp_path.iterdir()) == sorted([tmp_path / "other", theirs, ours])
+            found = sorted(tmp_path.iterdir())
         process.kill()
+    assert found == sorted([tmp_path / "other", theirs, ours])
     with ray_engine._temporary(tmp_path, "it-") as ours:
         assert sorted(tmp_path.iterdir()) == sorted([tmp_path / "other", ours])
     assert list(tmp_path.iterdir()) == [tmp_path / "other"]

@@ -58,21 +58,24 @@
 
   // --- charts
 
+  const CLEAR = "rgba(0,0,0,0)";
   const narrow = () => window.innerWidth < 800;
   const axis = (title, more) => ({
     title: { text: title, standoff: 10 }, gridcolor: colourOf("--grid"), linecolor: colourOf("--rule"), zeroline: false,
     automargin: true, ...more,
   });
   const draw = (element, traces, xaxis, yaxis) => {
+    const font = { family: getComputedStyle(document.body).fontFamily, size: 13, color: colourOf("--text") };
     const layout = {
       xaxis, yaxis, showlegend: false, hovermode: "closest", dragmode: narrow() ? false : "zoom",
-      margin: { l: 52, r: 14, t: 14, b: 48 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
-      font: { family: getComputedStyle(document.body).fontFamily, size: 13, color: colourOf("--text") },
-      hoverlabel: { bgcolor: colourOf("--card"), bordercolor: colourOf("--rule"), align: "left",
-                    font: { color: colourOf("--text"), size: 13 } },
+      margin: { l: 52, r: 14, t: narrow() ? 14 : 36, b: 48 }, paper_bgcolor: CLEAR, plot_bgcolor: CLEAR,
+      font, modebar: { bgcolor: CLEAR, color: colourOf("--soft"), activecolor: colourOf("--accent") },
+      hoverlabel: { bgcolor: colourOf("--card"), bordercolor: colourOf("--rule"), align: "left", font },
     };
-    const settings = { responsive: true, displaylogo: false, displayModeBar: narrow() ? false : "hover",
-                       modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"] };
+    // these buttons and no others: plotly's own choice has one that sends the chart to a server
+    const settings = { responsive: true, displaylogo: false, plotlyServerURL: "",
+                       displayModeBar: narrow() ? false : "hover",
+                       modeBarButtons: [["toImage", "zoom2d", "pan2d", "zoomIn2d", "zoomOut2d", "resetScale2d"]] };
     return Plotly.react(element, traces, layout, settings);
   };
   const lined = (name, visible, x, y, text, more = {}) => {
