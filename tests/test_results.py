@@ -71,6 +71,15 @@ def without_accuracy(folder):
     changed(folder, accuracy={})
 
 
+def nested(folder):
+    (folder / "result.json").write_text("[" * 100_000)
+
+
+def enormous(folder):
+    accuracy = json.loads((folder / "result.json").read_text())["accuracy"]
+    changed(folder, accuracy={**accuracy, "test_at_best": 10**400})
+
+
 def a_list(folder):
     (folder / "result.json").write_text("[1, 2]")
 
@@ -88,6 +97,8 @@ def another_task(folder):
         (no_network, "best.safetensors, is gone"),
         (renamed, "it is the result of 0123456789ab"),
         (without_accuracy, "damaged"),
+        (nested, "damaged"),
+        (enormous, "damaged"),
         (a_list, "it holds a list"),
         (another_task, "unknown task 'dream'"),
     ],

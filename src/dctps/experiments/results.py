@@ -123,7 +123,7 @@ def _look(folder: str) -> Row | Broken | None:
             return _row(Path(folder), name, json.loads(text))
         except _Unusable as error:
             return Broken(name, f"{file}: {error}")
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             return Broken(name, f"{file} is damaged ({error})")
     return None
 
