@@ -14,10 +14,10 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import dctps
-from dctps import METHODS, CollapseError, models, prune
+from dctps import METHODS, CollapseError, models, prune, pruning
 from dctps.feed import Feed, neg_logit
 from dctps.pruning import SCHEDULES, schedule_counts
-from dctps.saliency import listed
+from dctps.saliency import Subject, listed
 from dctps.survey import prunable
 
 slow = pytest.mark.slow
@@ -349,6 +349,41 @@ def test_the_loop_is_that_of_the_definition(method):
     supports = pruned(net, method, 0.03, steps=steps)
     expected = slow_iterations(net, data(), 0.03, steps, METHODS[method].recovers)
     assert torch.equal(torch.cat([s.mask().flatten() for s in supports.values()]), expected)
+
+
+@pytest.mark.parametrize("method", [name for name, method in METHODS.items() if method.thins])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_sparse_layers_score_as_dense_ones(method, layout, monkeypatch):
+    """In float64, where rounding decides between no two weights."""
+    net = models.build("resnet18", width=8).double().to(memory_format=layout)
+    batches = [(torch.randn(8, 3, 16, 16).double().to(memory_format=layout), torch.arange(8)) for _ in range(3)]
+    found = []
+    for thin in (0, 0.5):  # never; from the first step
+        monkeypatch.setattr(pruning, "THIN", thin)
+        found.append(history(net, method, 0.02, steps=5, batches=batches, batches_per_step=2))
+    assert found[0] == found[1]
+    assert len(found[0]) == 5
+
+
+def test_sparse_layers_are_used(monkeypatch):
+    monkeypatch.setattr(Subject, "wear", None)  # a dense copy would call it
+    monkeypatch.setattr(pruning, "THIN", 1.0)
+    assert pruned(cnn(), "iter_snip", 0.05, steps=3).nnz == round(0.05 * SIZE)
+    with pytest.raises(TypeError):
+        pruned(cnn(), "force", 0.05, steps=3)
+
+
+def test_sparse_layers_collapse_as_dense_ones(monkeypatch):
+    net = nn.Sequential(nn.Linear(100, 100, bias=False), nn.ReLU(), nn.Linear(100, 100, bias=False)).double()
+    batches = [(torch.ones(4, 100).double(), torch.zeros(4, dtype=torch.long))]
+    said = []
+    for thin in (0, 1.0):
+        monkeypatch.setattr(pruning, "THIN", thin)
+        with pytest.raises(CollapseError) as caught:
+            prune(net, "force_paper", 1e-3, batches=batches, steps=30)
+        said.append(str(caught.value))
+        assert caught.value.step > 20
+    assert said[0] == said[1]
 
 
 def test_the_papers_force_is_iterated_snip_with_its_loss():

@@ -9,7 +9,8 @@ weights outside the mask m are zero:
     gradient_flow    w * (H dL/dwbar)           GraSP; H the Hessian of L; signed, the largest are kept
     synaptic_flow    |w| * dR/d|wbar|           SynFlow; R = sum of the outputs, on ones, of the network of |.|
 
-A score looks at a `Subject`, a copy of the network that wears the mask; the network itself is only read.
+A score looks at a `Subject`, a copy of the network that wears the mask; the network itself is only read. Where pruned
+weights have no say any more, the copy gets sparse layers as soon as few weights are left.
 """
 
 import copy
@@ -23,6 +24,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
+from dctps import tuning
+from dctps.convert import sparsify
 from dctps.feed import Batch, Feed, Inputs
 from dctps.guards import first_bad_layer
 from dctps.support import Int64, Support
@@ -35,8 +38,8 @@ TEMPERATURE = 200.0  # GraSP divides the logits by it
 class Subject:
     """A network under examination: its weights, a copy whose weights are w * m, and how many passes it took.
 
-    `weights` are the network's own (L tensors, only read), `twins` those of the copy. Without `prepare` there is no
-    copy, for scores that need no pass.
+    `weights` are the network's own (L tensors, only read), `twins` those of the copy: of the same shapes, or, in a thin
+    copy, only the values at `places`. Without `prepare` there is no copy, for scores that need no pass.
     """
 
     def __init__(self, model: nn.Module, layers: Mapping[str, nn.Module], prepare: Prepare | None) -> None:
@@ -44,11 +47,10 @@ class Subject:
         self.weights = [layer.get_parameter("weight").detach() for layer in layers.values()]
         self.forward_passes = self.backward_passes = 0
         self.gradients: list[Tensor] = []  # what the last scores were made of, to explain a collapse
-        self.net: nn.Module | None = None
-        self.twins: list[nn.Parameter] = []
-        if prepare is not None:
-            self.net = prepare(_copied(model))
-            self.twins = [self.net.get_submodule(name).get_parameter("weight") for name in self.names]
+        self.model, self.prepare = model, prepare
+        self.net = None if prepare is None else prepare(_copied(model))
+        self.twins = self._parameters("weight")
+        self.places: list[Tensor] = []  # of the values of a thin copy, in each layer
         dtypes = {tensor.dtype for tensor in (*self.weights, *self.twins)}
         self.scores = torch.empty(self.size, dtype=torch.float64 if torch.float64 in dtypes else torch.float32)
 
@@ -72,17 +74,37 @@ class Subject:
         for twin, weight, part in zip(self.twins, self.weights, self.parts(mask), strict=False):
             torch.mul(weight if recover else twin, part.to(twin.device), out=twin)
 
+    def thin(self, kept: Int64) -> None:
+        """Give a new copy sparse layers, with the weights at these positions: for scores that judge no others.
+
+        A pass then costs what these weights cost and not what all would.
+        """
+        assert self.prepare is not None
+        supports = self.supports(kept)
+        self.net = sparsify(self.prepare(_copied(self.model)), supports=supports, offset=None)
+        self.twins = self._parameters("values")
+        self.places = [supports[name].positions.long() for name in self.names]
+
+    def _parameters(self, name: str) -> list[nn.Parameter]:
+        """A parameter of each layer of the copy."""
+        return [self.net.get_submodule(layer).get_parameter(name) for layer in self.names if self.net is not None]
+
     def output(self, inputs: Inputs) -> Any:
         assert self.net is not None
         self.forward_passes += 1
-        return self.net(*inputs)
+        with tuning.by_rule():  # a thin copy changes in every step: not worth a measurement
+            return self.net(*inputs)
 
     def gradient(self, scalar: Tensor, again: bool = False) -> list[Tensor]:
         """d scalar / d wbar per layer; `again`: to be differentiated once more."""
         self.backward_passes += 1
         if not scalar.requires_grad:
-            return [torch.zeros_like(twin) for twin in self.twins]
-        return list(torch.autograd.grad(scalar, self.twins, create_graph=again, materialize_grads=True))
+            return [torch.zeros_like(weight) for weight in self.weights]
+        gradients = torch.autograd.grad(scalar, self.twins, create_graph=again, materialize_grads=True)
+        if not self.places:
+            return list(gradients)
+        pairs = zip(self.weights, self.places, gradients, strict=True)
+        return [w.new_zeros(w.numel()).index_copy_(0, at, g).view(w.shape) for w, at, g in pairs]
 
     @torch.no_grad()
     def fill(self, scores: Iterable[Tensor], step: int) -> Tensor:  # (size,), on the CPU
