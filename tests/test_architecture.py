@@ -51,7 +51,7 @@ ORDER = [
     ["experiments.ray_engine", "experiments.sweep", "experiments.summary"],
     ["experiments.board"],
     ["analysis.style", "analysis.network_costs", "analysis.page_values", "analysis.page_looks"],
-    [f"analysis.{name}" for name in ("accuracy", "layer_counts", "spectra", "tables", "table1")],
+    [f"analysis.{name}" for name in ("accuracy", "layer_counts", "learning", "spectra", "tables", "table1")],
     ["analysis.figures"],
     [f"analysis.page_{name}" for name in ("costs", "panels", "layers", "curves", "table")],
     ["analysis.page"],

@@ -9,14 +9,14 @@ import pytest
 
 import dctps
 from dctps import models
-from dctps.analysis import figures, network_costs, spectra, style, table1
+from dctps.analysis import figures, learning, network_costs, spectra, style, table1
 from dctps.analysis.layer_counts import lowest
 from dctps.analysis.tables import Table, markdown
 from dctps.config import Runtime, Settings
 from dctps.experiments.cells import Cell, distinct
 from dctps.experiments.paper import DENSE, EXPERIMENTS
 from dctps.experiments.results import Results, Row, read_cells
-from dctps.experiments.sheet import Layer, SingularValue, Training, entries, write_sheet
+from dctps.experiments.sheet import Entry, Epoch, Layer, SingularValue, Training, entries, read_sheet, write_sheet
 from dctps.experiments.tasks import perform
 from test_summary import training
 
@@ -89,11 +89,24 @@ def texts(axes):
     return " ".join(text.get_text() for text in axes.texts)
 
 
+def epochs_of(curves, **changes):
+    """Lines from {(method, seed): validation accuracies}, of the experiment that draws them."""
+    plain = {"experiment": "offsets", "scale": "laptop", "panel": "LeNet-5, CIFAR-10", "density": 0.01, "epochs": 3}
+    return [
+        Epoch(
+            **{field.name: getattr(training(), field.name) for field in dataclasses.fields(Entry)}
+            | {**plain, "line": line, "seed": seed, "id": f"{line}{seed}", "epoch": i, "validation": one, **changes}
+        )
+        for (line, seed), curve in curves.items()
+        for i, one in enumerate(curve, 1)
+    ]
+
+
 # --- all of them ----------------------------------------------------------------------------------------------------
 
 
 def test_every_experiment_has_a_figure():
-    assert {experiment.kind for experiment in EXPERIMENTS.values()} == set(figures.FIGURES)
+    assert {experiment.kind for experiment in EXPERIMENTS.values()} | {figures.LEARNING} == set(figures.FIGURES)
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
@@ -558,3 +571,43 @@ def test_large_numbers_have_units():
         *("0", "999", "1 k", "23.5 M"),
         *("1.3 G", "779 G"),
     ]
+
+
+# --- accuracy against epochs ----------------------------------------------------------------------------------------
+
+
+def test_epochs_are_means_over_the_seeds_that_reached_them():
+    assert learning.means(epochs_of({("a", 0): [0.1, 0.4], ("a", 1): [0.3]})) == {1: pytest.approx(0.2), 2: 0.4}
+    assert learning.means(epochs_of({("a", 0): [None, 0.4]})) == {2: 0.4}
+
+
+def test_networks_and_densities_have_panels():
+    names = ("DCT as published", "no offset")
+    curves = {(name, seed): [0.1, 0.2, 0.2 + seed / 10] for name in names for seed in (0, 1)}
+    lines = [
+        *epochs_of(curves, density=0.01),
+        *epochs_of(curves, density=0.05),
+        *epochs_of(curves, density=0.05, panel="ResNet18, CIFAR-10", model="resnet18"),
+    ]
+    ((suffix, figure),) = figures.make(lines).items()
+    titles = [axes.get_title() for axes in figure.axes if axes.get_visible()]
+    assert suffix == "-epochs"
+    assert titles == ["LeNet-5, CIFAR-10, 5 %", "LeNet-5, CIFAR-10, 1 %", "ResNet18, CIFAR-10, 5 %"]
+    (curve,) = labelled(figure.axes[0], "no offset")
+    assert list(curve.get_xdata()) == [1, 2, 3]
+    assert list(curve.get_ydata()) == pytest.approx([10, 20, 25])
+    assert legend(figure) == [*names, "chance"]
+    assert "means of 2 seeds" in small_print(figure)
+
+
+def test_epochs_come_from_the_runs_and_survive_a_sheet(tmp_path):
+    settings = Settings(model="lenet", data="digits32", images=200, epochs=2, batch_size=50, density=0.05)
+    cell = Cell(settings, panel="LeNet-5, CIFAR-10", line="DCT as published")
+    perform(cell, Runtime(runs=tmp_path))
+    absent = dataclasses.replace(cell, settings=dataclasses.replace(settings, seed=1))
+    lines = entries("offsets", "smoke", [cell, absent], read_cells([cell, absent], tmp_path), Epoch)
+    assert [(line.epoch, line.status) for line in lines] == [(1, "done"), (2, "done"), (None, "missing")]
+    assert all(0 <= line.validation <= 1 and line.loss > 0 for line in lines[:2])
+    write_sheet(lines, tmp_path / "sheet.csv")
+    assert read_sheet(tmp_path / "sheet.csv") == lines
+    assert "1 of 2 runs missing" in small_print(figures.make(lines)["-epochs"])

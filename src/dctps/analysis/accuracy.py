@@ -32,9 +32,7 @@ def _panel(axes: Any, lines: Sequence[Training], experiment: Experiment, looks: 
     for name, look in looks.items():
         own = sorted((p for p in made if p.line == name and p.density is not None), key=lambda p: p.density or 0)
         _curve(axes, own, name, look, experiment.by_count)
-    guessing = chance(lines[0].data)
-    if guessing is not None:
-        axes.axhline(100 * guessing, color=style.GREY, linewidth=0.8, linestyle=style.DOTTED, label="_chance", zorder=1)
+    style.chance_line(axes, chance(lines[0].data))
     _dense(axes, [p for p in made if p.line == DENSE and p.density is None])
     axes.set_title(style.panel_title(lines))
     axes.set_ylabel(f"{'validation' if experiment.validation else 'test'} accuracy, %")
@@ -115,10 +113,8 @@ def _is_power(density: float) -> bool:
 def _handles(grid: Sequence[Any], looks: dict[str, style.Look]) -> list[Any]:
     from matplotlib.lines import Line2D
 
-    drawn = [line.get_label() for axes in grid for line in axes.get_lines()]
-    handles = [Line2D([], [], label=name, **look.line()) for name, look in looks.items() if name in drawn]
-    if "_chance" in drawn:
-        handles.append(Line2D([], [], color=style.GREY, linewidth=0.8, linestyle=style.DOTTED, label="chance"))
+    handles = style.handles(grid, looks)
+    drawn = {line.get_label() for axes in grid for line in axes.get_lines()}
     if "_collapsed" in drawn:
         handles.append(Line2D([], [], label=COLLAPSE, **style.Look(style.GREY, "o").collapsed()))
     return handles

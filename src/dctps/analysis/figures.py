@@ -7,16 +7,18 @@ from typing import Any
 from dctps.analysis import style
 from dctps.analysis.accuracy import accuracy_figure
 from dctps.analysis.layer_counts import counts_figure
+from dctps.analysis.learning import learning_figure
 from dctps.analysis.spectra import spectra_figure
 from dctps.analysis.style import WHY_NOT, available
 from dctps.analysis.table1 import table1
 from dctps.analysis.tables import Table, params_table
 from dctps.experiments.paper import EXPERIMENTS
-from dctps.experiments.sheet import Entry, read_sheet
+from dctps.experiments.sheet import Entry, Epoch, read_sheet
 from dctps.registry import lookup
 
 __all__ = ["FIGURES", "WHY_NOT", "available", "draw", "make", "redraw"]
 
+LEARNING = "learning"  # of any experiment that trains, from the lines of its epochs
 # kind of an experiment -> from its lines to figures and tables, by what is added to the names of their files
 FIGURES: dict[str, Callable[[Any], dict[str, Any]]] = {
     "accuracy": accuracy_figure,
@@ -24,6 +26,7 @@ FIGURES: dict[str, Callable[[Any], dict[str, Any]]] = {
     "spectra": spectra_figure,
     "params": params_table,
     "table1": table1,
+    LEARNING: learning_figure,
 }
 TABLES = ("params", "table1")  # these need no matplotlib
 
@@ -33,6 +36,8 @@ def make(lines: Sequence[Entry]) -> dict[str, Any]:
     if not lines:
         raise ValueError("no lines to draw a figure from")
     kind = lookup(EXPERIMENTS, lines[0].experiment, "experiment").kind
+    if isinstance(lines[0], Epoch):
+        kind = LEARNING
     if kind not in TABLES and not available():
         raise ModuleNotFoundError(WHY_NOT)
     return lookup(FIGURES, kind, "kind of figure")(lines)

@@ -1,9 +1,7 @@
 """Accuracy against epochs: the metrics of some runs, which a page can hold, chosen seed by seed."""
 
-import json
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from dctps.analysis.page_panels import key
@@ -20,7 +18,7 @@ def curves(rows: Sequence[Row], most: int) -> dict[int, dict[str, list[float | N
     """The metrics of at most so many runs, by the index of their row."""
     found = {}
     for index in chosen(rows)[: max(0, most)]:
-        if curve := _curve(rows[index].folder / "metrics.jsonl"):
+        if curve := _curve(rows[index]):
             found[index] = curve
     return found
 
@@ -37,31 +35,12 @@ def chosen(rows: Sequence[Row]) -> list[int]:
     return [index for _, index in sorted(ranked)]
 
 
-def _curve(file: Path) -> dict[str, list[float | None]]:
-    """A list for each of `epoch` and KINDS; lines that cannot be read are left out."""
-    try:
-        lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return {}
-    epochs = [row for row in _parsed(lines) if isinstance(row, dict) and _short(row.get("epoch")) is not None]
+def _curve(row: Row) -> dict[str, list[float | None]]:
+    """A list for each of `epoch` and KINDS."""
+    epochs = [own for own in row.epochs() if _short(own.get("epoch")) is not None]
     step = -(-len(epochs) // POINTS)
     kept = epochs[-1::-step][::-1] if epochs else []  # the last one always
-    return {kind: [_short(row.get(kind)) for row in kept] for kind in ("epoch", *KINDS)} if kept else {}
-
-
-def _parsed(lines: Sequence[str]) -> list[Any]:
-    """All lines at once, which is much quicker; one by one where one of them is damaged, as the last may well be."""
-    try:
-        return list(json.loads(f"[{','.join(lines)}]"))
-    except (ValueError, RecursionError):
-        return list(map(_line, lines))
-
-
-def _line(line: str) -> Any:
-    try:
-        return json.loads(line)
-    except (ValueError, RecursionError):
-        return None
+    return {kind: [_short(own.get(kind)) for own in kept] for kind in ("epoch", *KINDS)} if kept else {}
 
 
 def _short(value: Any) -> float | None:

@@ -218,6 +218,23 @@ def _by_rows(handles: Sequence[Any], columns: int) -> list[Any]:
     return [handles[i] for i in order]
 
 
+def chance_line(axes: Any, guessing: float | None) -> None:
+    """Where guessing would be, in percent, if that is known."""
+    if guessing is not None:
+        axes.axhline(100 * guessing, color=GREY, linewidth=0.8, linestyle=DOTTED, label="_chance", zorder=1)
+
+
+def handles(grid: Sequence[Any], own: dict[str, Look]) -> list[Any]:
+    """For a legend: the lines that are in some panel."""
+    from matplotlib.lines import Line2D
+
+    drawn = {line.get_label() for axes in grid for line in axes.get_lines()}
+    found = [Line2D([], [], label=name, **look.line()) for name, look in own.items() if name in drawn]
+    if "_chance" in drawn:
+        found.append(Line2D([], [], color=GREY, linewidth=0.8, linestyle=DOTTED, label="chance"))
+    return found
+
+
 def remark(axes: Any, text: str) -> None:
     """In the lower left corner of a panel."""
     if text:

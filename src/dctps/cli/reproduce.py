@@ -16,7 +16,7 @@ from dctps.experiments.estimate import Clock, total_seconds
 from dctps.experiments.paper import EXPERIMENTS
 from dctps.experiments.results import read_cells
 from dctps.experiments.scales import Scale
-from dctps.experiments.sheet import entries, write_sheet
+from dctps.experiments.sheet import Epoch, entries, write_sheet
 from dctps.experiments.tasks import is_over
 from dctps.registry import lookup
 
@@ -78,12 +78,14 @@ def _draw(given: Arguments, scale: Scale, cells: list[Cell]) -> None:
     results = read_cells(cells, given.place.runs)
     for broken in results.broken:
         print(f"left out: {broken}")
-    lines = entries(given.name, scale.name, cells, results)
     given.out.mkdir(parents=True, exist_ok=True)
-    sheet = given.out / f"{given.name}-{scale.name}.csv"
-    write_sheet(lines, sheet)
-    for path in (sheet, *draw(lines, given.out)):
-        print(path)
+    kinds = {"": None, "-epochs": Epoch} if EXPERIMENTS[given.name].learning else {"": None}
+    for suffix, kind in kinds.items():
+        lines = entries(given.name, scale.name, cells, results, kind)
+        sheet = given.out / f"{given.name}-{scale.name}{suffix}.csv"
+        write_sheet(lines, sheet)
+        for path in (sheet, *draw(lines, given.out)):
+            print(path)
 
 
 def _list(given: Arguments) -> None:

@@ -258,6 +258,7 @@ class Experiment:
     smoke: Scale = SMOKE
     validation: bool = False  # the accuracy shown is that on the validation images, as in the paper's Figure 1
     by_count: bool = False  # the axis shows numbers of weights
+    learning: bool = False  # accuracy against epochs is drawn too
 
     def scale(self, name: str) -> Scale:
         return lookup({"paper": PAPER, "laptop": self.laptop, "smoke": self.smoke}, name, "scale")
@@ -300,5 +301,5 @@ EXPERIMENTS: dict[str, Experiment] = {
     "fixed-alpha": Experiment("Fixed alpha", "Figure A.6", _fixed_alpha, "accuracy", _THREE),
     "allocations": Experiment("Allocations to layers", "Figure A.7", _allocations, "accuracy", _THREE),
     "synflow-counts": Experiment("Weights per layer, SynFlow", "Figure C.1", _synflow_counts, "counts", PAPER),
-    "offsets": Experiment("Other offsets", "not in the paper", _offsets, "accuracy", _OFFSETS),
+    "offsets": Experiment("Other offsets", "not in the paper", _offsets, "accuracy", _OFFSETS, learning=True),
 }

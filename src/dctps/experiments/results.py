@@ -7,7 +7,7 @@ listed with the reason, and whoever takes means over rows can say what is missin
 import dataclasses
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,14 @@ class Row:
     @property
     def reason(self) -> str:
         return str(self.content.get("reason", ""))
+
+    def epochs(self) -> list[dict[str, Any]]:
+        """The metrics of a training, epoch by epoch; lines that cannot be read are left out."""
+        try:
+            lines = Run(self.folder).metrics.read_text(encoding="utf-8", errors="replace").splitlines()
+        except OSError:
+            return []
+        return [own for own in _parsed(lines) if isinstance(own, dict)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,3 +162,18 @@ def _row(folder: Path, name: str, content: Any) -> Row:
     if status == DONE and task == TRAIN:
         float(content["accuracy"]["test_at_best"]), float(content["accuracy"]["best_validation"])
     return Row(name, folder, task, status, settings, content)
+
+
+def _parsed(lines: Sequence[str]) -> list[Any]:
+    """All lines at once, which is much quicker; one by one where one of them is damaged, as the last may well be."""
+    try:
+        return list(json.loads(f"[{','.join(lines)}]"))
+    except (ValueError, RecursionError):
+        return list(map(_line, lines))
+
+
+def _line(line: str) -> Any:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        return None

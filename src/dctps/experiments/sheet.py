@@ -1,4 +1,4 @@
-"""Results as CSV: a line per run, or per layer or singular value of it, from which the figures can be drawn again.
+"""Results as CSV: a line per run, or per layer, singular value or epoch of it, from which figures can be drawn again.
 
 Each line says to which experiment, scale, panel and line of a figure it belongs, so that a file holds all that its
 figure needs. Runs without a result have a line too, with their status: what is missing stays visible.
@@ -82,15 +82,27 @@ class SingularValue(Entry):
     examples: int | None = None
 
 
+@dataclasses.dataclass(frozen=True)
+class Epoch(Entry):
+    """An epoch of a training (from 1): accuracies as fractions, the mean loss of its steps."""
+
+    epoch: int | None = None
+    loss: float | None = None
+    train: float | None = None
+    validation: float | None = None
+
+
 KINDS: dict[str, type[Entry]] = {TRAIN: Training, "counts": Layer, "jacobian": SingularValue}
 
 # --- from runs ------------------------------------------------------------------------------------------------------
 
 
-def entries(experiment: str, scale: str, cells: Iterable[Cell], results: Results) -> list[Entry]:
+def entries(
+    experiment: str, scale: str, cells: Iterable[Cell], results: Results, kind: type[Entry] | None = None
+) -> list[Entry]:
     """The lines of an experiment, by the names of it and its scale; cells without a row among `results` are missing.
 
-    A run that an experiment names twice for one line is there once.
+    A run that an experiment names twice for one line is there once. `kind`: of the lines, if not that of the task.
     """
     rows = {row.id: row for row in results.rows}
     broken = {one.name: one.reason for one in results.broken}
@@ -98,9 +110,9 @@ def entries(experiment: str, scale: str, cells: Iterable[Cell], results: Results
     for cell in {(cell.id, cell.panel, cell.line): cell for cell in cells}.values():
         row = rows.get(cell.id)
         state = _state(row, broken.get(cell.id))
-        own = _OWN[cell.task](row.content) if row is not None and row.status == DONE else [{}]
-        kind = lookup(KINDS, cell.task, "task")
-        found += [kind(experiment, scale, **_place(cell), **state, id=cell.id, **numbers) for numbers in own]
+        made = lookup(KINDS, cell.task, "task") if kind is None else kind
+        own = _OWN[made](row) if row is not None and row.status == DONE else [{}]
+        found += [made(experiment, scale, **_place(cell), **state, id=cell.id, **numbers) for numbers in own]
     return found
 
 
@@ -116,7 +128,8 @@ def _state(row: Row | None, broken: str | None) -> dict[str, Any]:
     return {"status": row.status, "reason": row.reason, "commit": row.content.get("commit") or ""}
 
 
-def _training(content: dict[str, Any]) -> list[dict[str, Any]]:
+def _training(row: Row) -> list[dict[str, Any]]:
+    content = row.content
     names = ("best_validation", "best_epoch", "test_at_best", "final_validation", "final_test")
     accuracy = {name: content["accuracy"][name] for name in names}
     weights = {f"weights_{name}": content["weights"].get(name) for name in ("asked", "got", "size")}
@@ -127,22 +140,29 @@ def _training(content: dict[str, Any]) -> list[dict[str, Any]]:
     return [{**accuracy, **weights, **costs, "rewire_every": every}]
 
 
-def _layers(content: dict[str, Any]) -> list[dict[str, Any]]:
-    return [{"index": i, **layer, "others": content["others"]} for i, layer in enumerate(content["layers"], 1)]
+def _layers(row: Row) -> list[dict[str, Any]]:
+    others = row.content["others"]
+    return [{"index": i, **layer, "others": others} for i, layer in enumerate(row.content["layers"], 1)]
 
 
-def _values(content: dict[str, Any]) -> list[dict[str, Any]]:
-    spectra = content["singular_values"]  # one per image
+def _values(row: Row) -> list[dict[str, Any]]:
+    spectra = row.content["singular_values"]  # one per image
     return [
         {"index": i, "mean": sum(own) / len(own), "low": min(own), "high": max(own), "examples": len(own)}
         for i, own in enumerate(zip(*spectra, strict=True), 1)
     ]
 
 
-_OWN: dict[str, Callable[[dict[str, Any]], list[dict[str, Any]]]] = {
-    TRAIN: _training,
-    "counts": _layers,
-    "jacobian": _values,
+def _epochs(row: Row) -> list[dict[str, Any]]:
+    names = ("loss", "train", "validation")
+    return [{"epoch": own["epoch"] + 1, **{name: own.get(name) for name in names}} for own in row.epochs()] or [{}]
+
+
+_OWN: dict[type[Entry], Callable[[Row], list[dict[str, Any]]]] = {
+    Training: _training,
+    Layer: _layers,
+    SingularValue: _values,
+    Epoch: _epochs,
 }
 
 # --- in and out of files --------------------------------------------------------------------------------------------
@@ -175,7 +195,7 @@ def read_sheet(path: Path) -> list[Entry]:
 
 
 def _kind(names: list[str], path: Path) -> type[Entry]:
-    for kind in KINDS.values():
+    for kind in _OWN:
         if names == [field.name for field in dataclasses.fields(kind)]:
             return kind
     raise ValueError(f"{path} is not a sheet of results of this version: its columns are {', '.join(names) or 'none'}")
