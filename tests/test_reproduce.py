@@ -50,6 +50,10 @@ def test_what_fails_is_told_and_the_rest_goes_on(grid, tmp_path, capsys):
         (["sweep", "GRID", "--processes", "0"], "processes must be at least 1"),
         (["reproduce", "lenet", "--densities", "0.3"], "densities [0.3] are not in this experiment; there are: [0.05"),
         (["reproduce", "lenet", "--lines", "Magic"], "lines ['Magic'] are not in this experiment"),
+        (
+            ["reproduce", "offsets", "--panels", "LeNet"],
+            "panels ['LeNet'] are not in this experiment; there are: ['LeN",
+        ),
         (["reproduce", "table9"], "unknown experiment 'table9'; choose one of: params"),
     ],
 )
@@ -90,3 +94,4 @@ def test_every_experiment_at_smoke_scale(name, tmp_path, capsys):
     assert main(["reproduce", name, "--scale", "smoke", "--out", str(out), "--runs", str(tmp_path / "runs")]) == 0
     assert " 0 failed" in capsys.readouterr().out
     assert list(out.glob(f"{name}-*.csv"))
+    assert (out / f"{name}-smoke-epochs.png").exists() == EXPERIMENTS[name].learning

@@ -1,7 +1,7 @@
 """`dctps reproduce NAME`: a table or figure of the paper, from its runs to the picture."""
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -35,6 +35,8 @@ class Arguments:
     """Run these of its densities only, and draw what there is of all; none given: all."""
     lines: tuple[str, ...] = ()
     """Run these of its methods only, by their names in the figure; none given: all."""
+    panels: tuple[str, ...] = ()
+    """Run these of its panels only, by their names in the figure; none given: all."""
     only_draw: bool = False
     """Run nothing; draw what there is."""
     out: Path = Path("results")
@@ -53,20 +55,26 @@ def reproduce(arguments: list[str]) -> None:
     scale = experiment.scale(given.scale)
     cells = experiment.cells(scale)
     if not given.only_draw:
-        outcome = do(_part(cells, given.densities, given.lines), given.machines, given.place)
+        outcome = do(_part(cells, given), given.machines, given.place)
         if not given.place.quiet:
             print(told(outcome))
     _draw(given, scale, cells)
 
 
-def _part(cells: list[Cell], densities: tuple[float, ...], lines: tuple[str, ...]) -> list[Cell]:
-    """The cells of these densities and lines; the dense network belongs to all densities."""
-    have = {"densities": _distinct(cell.settings.density for cell in cells), "lines": _distinct(c.line for c in cells)}
-    for what, asked in (("densities", densities), ("lines", lines)):
-        if unknown := [one for one in asked if one not in have[what]]:
-            raise ValueError(f"{what} {unknown} are not in this experiment; there are: {have[what]}")
-    part = [cell for cell in cells if not densities or cell.settings.density in (None, *densities)]
-    return [cell for cell in part if not lines or cell.line in lines]
+def _part(cells: list[Cell], given: Arguments) -> list[Cell]:
+    """The cells that are asked for; the dense network belongs to all densities."""
+    parts: tuple[tuple[str, tuple[Any, ...], Callable[[Cell], Any]], ...] = (
+        ("densities", given.densities, lambda cell: cell.settings.density),
+        ("lines", given.lines, lambda cell: cell.line),
+        ("panels", given.panels, lambda cell: cell.panel),
+    )
+    for what, asked, of in parts:
+        have = _distinct(map(of, cells))
+        if unknown := [one for one in asked if one not in have]:
+            raise ValueError(f"{what} {unknown} are not in this experiment; there are: {have}")
+        wanted = (None, *asked) if what == "densities" else asked
+        cells = [cell for cell in cells if not asked or of(cell) in wanted]
+    return cells
 
 
 def _distinct(values: Iterable[Any]) -> list[Any]:
