@@ -1,21 +1,34 @@
-"""What the site adds to the pages: the help of the commands as it is now, and links that leave docs/ as plain text."""
+"""What the site adds to the pages: the help of the commands as it is now, the figures of results/, and links that leave
+docs/ as plain text."""
 
 import contextlib
 import io
 import os
 import re
+from pathlib import Path
 from typing import Any
+
+from mkdocs.structure.files import File, Files
 
 os.environ |= {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}
 
 from dctps.cli import main  # after the words above, which say how wide and plain the help is
 
 HELP = re.compile(r"^\{\{ help (?P<command>[a-z ]+) \}\}$", re.MULTILINE)
+FIGURE = re.compile(r"(?P<start>\[[^\]]*\]\()\.\./results/(?=[^)]*\.png\))")  # shown or linked, in a page of docs/
 OUTSIDE = re.compile(r"(?<!!)\[(?P<text>[^\]]+)\]\((?:\.\./)+(?P<path>[^)]+)\)")
+
+
+def on_files(files: Files, config: Any, **_: Any) -> Files:
+    """The figures of results/ belong to the site too."""
+    for path in sorted((Path(config.config_file_path).parent / "results").glob("*.png")):
+        files.append(File.generated(config, f"results/{path.name}", abs_src_path=str(path)))
+    return files
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """`{{ help train }}` becomes what `dctps train --help` prints."""
+    markdown = FIGURE.sub(r"\g<start>results/", markdown)
     markdown = HELP.sub(lambda match: _help(match["command"]), markdown)
     return OUTSIDE.sub(lambda m: m[0] if m["path"].endswith(".md") else f"{m['text']} (`{m['path']}`)", markdown)
 

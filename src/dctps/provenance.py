@@ -24,16 +24,29 @@ def provenance() -> dict[str, Any]:
 
 @functools.cache
 def commit() -> str | None:
-    """The commit of the source, marked if it was changed since; None outside a repository.
+    """The commit of this package, as it was when first asked for: a sweep runs the code that it was started with."""
+    return commit_of(Path(__file__).parent)
 
-    As it was when first asked for: a sweep of many hours runs the code that it was started with.
+
+def commit_of(package: Path) -> str | None:
+    """The commit of a package's source, marked if that was changed since; None where it is in no repository.
+
+    Only its own files count: results that are written beside it change nothing in it, and a repository that merely
+    holds the environment in which it is installed says nothing about it.
     """
-    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12"]
-    try:
-        run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=10)
-    except (OSError, subprocess.TimeoutExpired):
+    if not _git(package, "ls-files", "__init__.py"):
         return None
-    return run.stdout.strip() or None
+    changed = _git(package, "status", "--porcelain", "--untracked-files=no", "--", ".")
+    return _git(package, "describe", "--always", "--abbrev=12") + ("-dirty" if changed else "")
+
+
+def _git(folder: Path, *command: str) -> str:
+    """What git says, or nothing."""
+    try:
+        run = subprocess.run(["git", "-C", str(folder), *command], capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return run.stdout.strip() if run.returncode == 0 else ""
 
 
 def cpu() -> str:
