@@ -233,14 +233,28 @@ OFFSETS: dict[str, Method] = {
 PRESERVED = ("DCT as published", "DCT, channel order, signs", "Hadamard, position signs, random rows")
 
 
+NARROW = varied(ADAM, model="resnet18", width=16)
+
+
 def _offsets(scale: Scale) -> Cells:
     lines = dict(OFFSETS) | {f"{name}, preserve": {**OFFSETS[name], "alpha": "preserve"} for name in PRESERVED}
-    for base in (LENET, varied(ADAM, model="resnet18", width=16)):
+    for base in (LENET, NARROW):
         for seed in scale.seeds(SEEDS):
             for line, own in lines.items():
                 for density in scale.densities((0.05, 0.01, 0.001, 0.0002)):
                     settings = varied(base, density=density, seed=seed, allocation="epl_paper", **own)
                     yield Cell(settings, TRAIN, panel(base), line)
+
+
+def _longer(scale: Scale) -> Cells:
+    """Where they were far apart after a short training: what is left of it."""
+    for seed in scale.seeds(SEEDS):
+        for base, density in ((LENET, 0.01), (NARROW, 0.001)):
+            for line in ("DCT as published", "DCT, channel order, signs"):
+                settings = varied(base, density=density, seed=seed, allocation="epl_paper", **OFFSETS[line])
+                yield Cell(settings, TRAIN, panel(base), line)
+        method = "Hyperplane Projection"
+        yield Cell(configured(LENET, method, density=0.01, seed=seed), TRAIN, panel(LENET), method)
 
 
 # --- by name --------------------------------------------------------------------------------------------------------
@@ -282,6 +296,11 @@ _OFFSETS = dataclasses.replace(
     kept_densities=(0.05, 0.01, 0.001),
     seed_count=3,
 )
+_LONGER = dataclasses.replace(
+    _OFFSETS,
+    per_model={"lenet": {"epochs": 60, "images": None}, "resnet18": {"epochs": 40}},
+    seed_count=1,
+)
 _AT_INIT = dataclasses.replace(  # narrower, EPL would have no weight for a layer at 0.01 %
     LAPTOP, changes={"data": "cifar10"}, per_model=narrow(16), kept_densities=None
 )
@@ -302,4 +321,5 @@ EXPERIMENTS: dict[str, Experiment] = {
     "allocations": Experiment("Allocations to layers", "Figure A.7", _allocations, "accuracy", _THREE),
     "synflow-counts": Experiment("Weights per layer, SynFlow", "Figure C.1", _synflow_counts, "counts", PAPER),
     "offsets": Experiment("Other offsets", "not in the paper", _offsets, "accuracy", _OFFSETS, learning=True),
+    "longer": Experiment("Trained longer", "not in the paper", _longer, "accuracy", _LONGER, learning=True),
 }
