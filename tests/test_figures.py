@@ -589,6 +589,7 @@ def test_networks_and_densities_have_panels():
         *epochs_of(curves, density=0.05),
         *epochs_of(curves, density=0.05, panel="ResNet18, CIFAR-10", model="resnet18"),
     ]
+    lines.append(dataclasses.replace(lines[0], density=0.001, status="missing", epoch=None, validation=None, id="gone"))
     ((suffix, figure),) = figures.make(lines).items()
     titles = [axes.get_title() for axes in figure.axes if axes.get_visible()]
     assert suffix == "-epochs"
@@ -597,7 +598,7 @@ def test_networks_and_densities_have_panels():
     assert list(curve.get_xdata()) == [1, 2, 3]
     assert list(curve.get_ydata()) == pytest.approx([10, 20, 25])
     assert legend(figure) == [*names, "chance"]
-    assert "means of 2 seeds" in small_print(figure)
+    assert "means of 2 seeds; 1 of 5 runs missing" in small_print(figure)
 
 
 def test_epochs_come_from_the_runs_and_survive_a_sheet(tmp_path):

@@ -28,11 +28,12 @@ def learning_figure(lines: Sequence[Epoch]) -> dict[str, Any]:
 
 
 def _groups(lines: Sequence[Epoch]) -> dict[tuple[str, float], list[Epoch]]:
-    """By network, and by density from the highest down."""
+    """By network, and by density from the highest down; those without any epoch are left to the small print."""
     densities = sorted({one.density for one in lines if one.density is not None}, reverse=True)
     keys = [(panel, density) for panel in style.by_panel(lines) for density in densities]
     found = {key: [one for one in lines if (one.panel, one.density) == key] for key in keys}
-    return {key: own for key, own in found.items() if own}
+    asked = {key: own for key, own in found.items() if own}
+    return {key: own for key, own in asked.items() if any(one.epoch for one in own)} or asked
 
 
 def _panel(axes: Any, lines: Sequence[Epoch], looks: dict[str, style.Look]) -> None:
@@ -45,7 +46,7 @@ def _panel(axes: Any, lines: Sequence[Epoch], looks: dict[str, style.Look]) -> N
             axes.plot(list(curve), [100 * y for y in curve.values()], label=name, markevery=last, **look.line())
     style.chance_line(axes, chance(lines[0].data))
     axes.set_title(f"{style.panel_title(lines)}, {percent(lines[0].density or 1)}")
-    axes.set(xlabel="epoch", ylabel="validation accuracy, %")
+    axes.set(xlabel="epoch", ylabel="validation accuracy, %", ylim=(0, 1.06 * axes.get_ylim()[1]))
     axes.xaxis.set_major_locator(MaxNLocator(8, integer=True, min_n_ticks=1))
 
 
