@@ -301,6 +301,7 @@ _LONGER = dataclasses.replace(
     per_model={"lenet": {"epochs": 60, "images": None}, "resnet18": {"epochs": 40}},
     seed_count=1,
 )
+_ONE = dataclasses.replace(SMOKE, kept_densities=(0.05,))  # for networks of which two would take more than a minute
 _AT_INIT = dataclasses.replace(  # narrower, EPL would have no weight for a layer at 0.01 %
     LAPTOP, changes={"data": "cifar10"}, per_model=narrow(16), kept_densities=None
 )
@@ -310,13 +311,15 @@ EXPERIMENTS: dict[str, Experiment] = {
     "table1": Experiment("Accuracy, cost and size", "Table 1", _table1, "table1"),
     "lenet": Experiment("LeNet-5", "Figure 1", _lenet, "accuracy", _LENET, validation=True, by_count=True),
     "resnet50-vgg19": Experiment("ResNet50 and VGG19", "Figure 2", _resnet50_vgg19, "accuracy"),
-    "mobilenet-fixup": Experiment("MobileNetV2 and FixupResNet110", "Figure 3", _mobilenet_fixup, "accuracy"),
+    "mobilenet-fixup": Experiment(
+        "MobileNetV2 and FixupResNet110", "Figure 3", _mobilenet_fixup, "accuracy", smoke=_ONE
+    ),
     "jacobian": Experiment("Spectrum of the Jacobian at initialisation", "Figure 4", _jacobian, "spectra", _AT_INIT),
     "layer-counts": Experiment("Weights per layer", "Figure 5", _layer_counts, "counts", _AT_INIT),
     "tiny-imagenet": Experiment("ResNet18 on Tiny ImageNet", "Figure A.1", _tiny_imagenet, "accuracy"),
     "epl-epf-counts": Experiment("Weights per layer, EPL and EPF", "Figure A.2", _epl_epf_counts, "counts", PAPER),
     "epl-epf": Experiment("EPL and EPF", "Figure A.3", _epl_epf, "accuracy", _THREE),
-    "sgd": Experiment("Trained with SGD", "Figures A.4 and A.5", _sgd, "accuracy"),
+    "sgd": Experiment("Trained with SGD", "Figures A.4 and A.5", _sgd, "accuracy", smoke=_ONE),
     "fixed-alpha": Experiment("Fixed alpha", "Figure A.6", _fixed_alpha, "accuracy", _THREE),
     "allocations": Experiment("Allocations to layers", "Figure A.7", _allocations, "accuracy", _THREE),
     "synflow-counts": Experiment("Weights per layer, SynFlow", "Figure C.1", _synflow_counts, "counts", PAPER),
