@@ -83,7 +83,7 @@ class Subject:
         supports = self.supports(kept)
         self.net = sparsify(self.prepare(_copied(self.model)), supports=supports, offset=None)
         self.twins = self._parameters("values")
-        self.places = [supports[name].positions.long() for name in self.names]
+        self.places = [supports[n].positions.to(w.device).long() for n, w in zip(self.names, self.weights, strict=True)]
 
     def _parameters(self, name: str) -> list[nn.Parameter]:
         """A parameter of each layer of the copy."""

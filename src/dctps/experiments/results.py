@@ -48,7 +48,7 @@ class Row:
             lines = Run(self.folder).metrics.read_text(encoding="utf-8", errors="replace").splitlines()
         except OSError:
             return []
-        return [own for own in _parsed(lines) if isinstance(own, dict)]
+        return [own for own in _parsed(lines) if isinstance(own, dict) and type(own.get("epoch")) is int]
 
 
 @dataclasses.dataclass(frozen=True)
