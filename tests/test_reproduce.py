@@ -37,10 +37,12 @@ def test_a_sweep_from_file_to_rows(grid, tmp_path, capsys):
 @pytest.mark.process
 def test_what_fails_is_told_and_the_rest_goes_on(grid, tmp_path, capsys):
     grid.write_text(json.dumps({**GRID, "lines": [{"name": "gone", "data": "folder:gone"}, {"name": "dense"}]}))
-    assert main(["sweep", str(grid), "--runs", str(tmp_path / "runs"), "--processes", "1", "--device", "cpu"]) == 0
-    out = capsys.readouterr().out
-    assert "1 runs done, 1 failed" in out
-    assert "gone" in out
+    with pytest.raises(SystemExit, match="1"):
+        main(["sweep", str(grid), "--runs", str(tmp_path / "runs"), "--processes", "1", "--device", "cpu"])
+    told = capsys.readouterr()
+    assert "1 runs done, 1 failed" in told.out
+    assert "gone" in told.out
+    assert told.err == "dctps: 1 of 2 runs failed\n"
 
 
 @pytest.mark.parametrize(

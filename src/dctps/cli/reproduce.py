@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dctps.analysis.figures import draw
-from dctps.cli.sweep import Machines, Place, do, told
+from dctps.cli.sweep import Machines, Place, conclude, do, told
 from dctps.experiments.cells import Cell, distinct
 from dctps.experiments.estimate import Clock, total_seconds
 from dctps.experiments.paper import EXPERIMENTS
@@ -54,11 +54,14 @@ def reproduce(arguments: list[str]) -> None:
     experiment = lookup(EXPERIMENTS, given.name, "experiment")
     scale = experiment.scale(given.scale)
     cells = experiment.cells(scale)
-    if not given.only_draw:
-        outcome = do(_part(cells, given), given.machines, given.place)
-        if not given.place.quiet:
-            print(told(outcome))
+    if given.only_draw:
+        _draw(given, scale, cells)
+        return
+    outcome = do(_part(cells, given), given.machines, given.place)
+    if not given.place.quiet:
+        print(told(outcome))
     _draw(given, scale, cells)
+    conclude(outcome)
 
 
 def _part(cells: list[Cell], given: Arguments) -> list[Cell]:

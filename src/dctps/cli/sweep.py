@@ -1,6 +1,7 @@
 """`dctps sweep FILE`: a grid of your own, from a JSON or TOML file."""
 
 import dataclasses
+import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -91,6 +92,7 @@ def run_sweep(arguments: list[str]) -> None:
     if not given.place.quiet:
         print(told(outcome))
         print(f"the page of all runs: dctps report {given.place.runs}")
+    conclude(outcome)
 
 
 def do(cells: list[Cell], machines: Machines, place: Place) -> Outcome:
@@ -106,6 +108,13 @@ def told(outcome: Outcome) -> str:
     lines = [f"{outcome.done} runs done{collapsed}, {len(outcome.failed)} failed"]
     lines += [f"  {failure.name}: {failure.reason}" for failure in outcome.failed[:20]]
     return "\n".join(lines)
+
+
+def conclude(outcome: Outcome) -> None:
+    """Exit code 1 if runs failed, for scripts; a method that collapsed is a result and no failure."""
+    if outcome.failed:
+        print(f"dctps: {len(outcome.failed)} of {len(outcome.cells)} runs failed", file=sys.stderr)
+        raise SystemExit(1)
 
 
 def _list(cells: list[Cell], place: Place) -> None:
