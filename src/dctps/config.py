@@ -64,7 +64,7 @@ class Settings:
     train_alpha: bool = True
     """Whether alpha trains."""
     backend: str = "auto"
-    """How sparse layers compute: auto, dense or torch."""
+    """How sparse layers compute: auto, dense, torch or native."""
 
     optimizer: Literal["adam", "adamw", "sgd"] = "adam"
     """adam adds weight decay to the gradient (L2), as the paper does; adamw decouples it."""
@@ -122,7 +122,7 @@ class Runtime:
     threads: int | None = None
     """Threads of torch on the CPU; None leaves torch's own choice."""
     keep_memory: bool = True
-    """On a CPU under Linux: freed memory stays with the process, which can halve the time of a step."""
+    """On a CPU under Linux: freed memory stays with the process, which saves page faults in each step."""
     tensorboard: bool = False
     """Also write TensorBoard events into the run folder (needs the tensorboard extra)."""
     quiet: bool = False

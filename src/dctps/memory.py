@@ -1,8 +1,7 @@
 """Memory that is freed stays with the process, so that the next step does not pay for it again.
 
 glibc gives every tensor above 32 MB pages of its own and returns them when the tensor dies. A training step that
-allocates its activations anew then spends more time in page faults than in BatchNorm and ReLU together
-(docs/kernels.md has a measurement).
+allocates its activations anew pays for their page faults each time.
 """
 
 import ctypes

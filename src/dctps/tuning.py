@@ -3,7 +3,7 @@
 The first time a layer meets a shape of input, its ways run a few times on random numbers, forwards and (where
 gradients are wanted) backwards: on a small part of the batch, and where that leaves a doubt on all of it, since what
 fits a cache is no measure of what does not. The fastest is kept in memory and on disk, per processor, threads and
-versions. The dense way is always among the measured ones, so none that is slower than it is ever chosen.
+versions. The dense way (W built, torch's operator) is always among the measured ones: none that is slower is chosen.
 
     DCTPS_TUNE=0             no measurement: a rule by sizes alone, which depends on nothing but the layer
     DCTPS_BACKEND=dense      this backend wherever a layer says "auto"

@@ -28,7 +28,7 @@ class Arguments:
     name: tyro.conf.Positional[str] = ""
     """Which; --list shows all."""
     scale: Literal["paper", "laptop", "smoke"] = "laptop"
-    """paper: as published; laptop: reduced to about an hour on two cores; smoke: a minute, on digits."""
+    """paper: as published; laptop: reduced to an hour or two on two cores; smoke: a minute, on digits."""
     list: bool = False
     """Show all experiments: runs, epochs, estimated hours on this machine, and how much is done."""
     densities: tuple[float, ...] = ()
