@@ -1,0 +1,74 @@
+"""Why a spectrum of the paper's Figure 4 is zero: no path from inputs to outputs, or ReLUs that are off.
+
+For each ResNet50 without an offset of `dctps reproduce jacobian --scale paper`, at 0.1 % and below: whether any path of
+weights is left (the network of absolute values answers to ones), and for how many of 64 test images the outputs depend on the input at all, with
+BatchNorm as at initialisation, where the Jacobian is taken, and with the statistics of the batch, as in training.
+
+    python benchmarks/zero_spectra.py --runs runs      # takes the supports that `reproduce` has found, if there are any
+"""
+
+import argparse
+import copy
+from pathlib import Path
+
+import table
+import torch
+from torch import Tensor, nn
+
+from dctps import tuning
+from dctps.config import run_id
+from dctps.experiments.cells import Cell, prefix
+from dctps.experiments.paper import EXPERIMENTS
+from dctps.prepare import load, prepare
+from dctps.runs import Run
+
+IMAGES = 64
+LOW = 1e-3  # density, from which on down spectra are zero
+
+
+def has_path(network: nn.Module, shape: torch.Size) -> bool:
+    positive = copy.deepcopy(network).eval()
+    for parameter in positive.parameters():
+        parameter.data.abs_()
+    with torch.no_grad():
+        return bool(positive(torch.ones(1, *shape[1:], dtype=torch.float64)).sum() > 0)
+
+
+def answering(network: nn.Module, x: Tensor) -> int:
+    """For how many images the outputs depend on the input: a random combination of outputs has a gradient there."""
+    inputs = x.clone().requires_grad_()
+    outputs = network(inputs)
+    weights = torch.randn(outputs.shape, dtype=outputs.dtype, generator=torch.Generator().manual_seed(0))
+    (gradient,) = torch.autograd.grad((weights * outputs).sum(), inputs)
+    return int((gradient.flatten(1).abs().sum(1) > 0).sum())
+
+
+def row(cell: Cell, runs: Path) -> list[object]:
+    dataset = load(cell.settings, None)
+    counted = Run(runs / f"{prefix('counts')}{run_id(cell.settings)}")
+    model, _ = prepare(cell.settings, dataset, torch.device("cpu"), saved=counted.load_supports())
+    mean, std = (torch.tensor(numbers).view(-1, 1, 1) for numbers in (dataset.mean, dataset.std))
+    x = ((dataset.test_images[:IMAGES] / 255 - mean) / std).double()
+    network = model.double()
+    counts = [answering(copy.deepcopy(network).train(mode), x) for mode in (False, True)]
+    return [cell.line, cell.settings.density, has_path(network, x.shape), *counts, IMAGES]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=Path, default=Path("runs"))
+    given = parser.parse_args()
+    experiment = EXPERIMENTS["jacobian"]
+    cells = [c for c in experiment.cells(experiment.scale("paper")) if c.settings.model == "resnet50"]
+    rows = []
+    for cell in cells:
+        if cell.settings.offset is None and (cell.settings.density or 1) <= LOW:
+            with tuning.by_rule():
+                rows.append(row(cell, given.runs))
+            print(*rows[-1], flush=True)
+    header = ["line", "density", "has_path", "answering_at_initialisation", "answering_in_training", "images"]
+    table.write("zero-spectra", header, rows)
+
+
+if __name__ == "__main__":
+    main()
