@@ -1,14 +1,16 @@
 """Why a spectrum of the paper's Figure 4 is zero: no path from inputs to outputs, or ReLUs that are off.
 
 For each ResNet50 without an offset of `dctps reproduce jacobian --scale paper`, at 0.1 % and below: whether any path of
-weights is left (the network of absolute values answers to ones), and for how many of 64 test images the outputs depend on the input at all, with
-BatchNorm as at initialisation, where the Jacobian is taken, and with the statistics of the batch, as in training.
+weights is left (in the network of absolute values the outputs depend on the inputs), and for how many of 64 test images
+they do, with BatchNorm as at initialisation, where the Jacobian is taken, and with the statistics of the batch, as in
+training.
 
     python benchmarks/zero_spectra.py --runs runs      # takes the supports that `reproduce` has found, if there are any
 """
 
 import argparse
 import copy
+from collections.abc import Callable
 from pathlib import Path
 
 import table
@@ -26,20 +28,18 @@ IMAGES = 64
 LOW = 1e-3  # density, from which on down spectra are zero
 
 
-def has_path(network: nn.Module, shape: torch.Size) -> bool:
+def has_path(network: nn.Module, x: Tensor) -> bool:
     positive = copy.deepcopy(network).eval()
     for parameter in positive.parameters():
         parameter.data.abs_()
-    with torch.no_grad():
-        return bool(positive(torch.ones(1, *shape[1:], dtype=torch.float64)).sum() > 0)
+    return answering(positive, torch.ones_like(x[:1]), torch.ones) == 1
 
 
-def answering(network: nn.Module, x: Tensor) -> int:
-    """For how many images the outputs depend on the input: a random combination of outputs has a gradient there."""
+def answering(network: nn.Module, x: Tensor, draw: Callable[..., Tensor] = torch.randn) -> int:
+    """For how many images the outputs depend on the input: a combination of the outputs has a gradient there."""
     inputs = x.clone().requires_grad_()
     outputs = network(inputs)
-    weights = torch.randn(outputs.shape, dtype=outputs.dtype, generator=torch.Generator().manual_seed(0))
-    (gradient,) = torch.autograd.grad((weights * outputs).sum(), inputs)
+    (gradient,) = torch.autograd.grad((draw(outputs.shape, dtype=outputs.dtype) * outputs).sum(), inputs)
     return int((gradient.flatten(1).abs().sum(1) > 0).sum())
 
 
@@ -51,7 +51,7 @@ def row(cell: Cell, runs: Path) -> list[object]:
     x = ((dataset.test_images[:IMAGES] / 255 - mean) / std).double()
     network = model.double()
     counts = [answering(copy.deepcopy(network).train(mode), x) for mode in (False, True)]
-    return [cell.line, cell.settings.density, has_path(network, x.shape), *counts, IMAGES]
+    return [cell.line, cell.settings.density, has_path(network, x), *counts, IMAGES]
 
 
 def main() -> None:
