@@ -18,11 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from dctps import tuning
-from dctps.config import run_id
-from dctps.experiments.cells import Cell, prefix
+from dctps.config import Runtime
+from dctps.experiments.cells import Cell
 from dctps.experiments.paper import EXPERIMENTS
-from dctps.prepare import load, prepare
-from dctps.runs import Run
+from dctps.experiments.tasks import at_initialisation
 
 IMAGES = 64
 LOW = 1e-3  # density, from which on down spectra are zero
@@ -44,12 +43,8 @@ def answering(network: nn.Module, x: Tensor, draw: Callable[..., Tensor] = torch
 
 
 def row(cell: Cell, runs: Path) -> list[object]:
-    dataset = load(cell.settings, None)
-    counted = Run(runs / f"{prefix('counts')}{run_id(cell.settings)}")
-    model, _ = prepare(cell.settings, dataset, torch.device("cpu"), saved=counted.load_supports())
-    mean, std = (torch.tensor(numbers).view(-1, 1, 1) for numbers in (dataset.mean, dataset.std))
-    x = ((dataset.test_images[:IMAGES] / 255 - mean) / std).double()
-    network = model.double()
+    model, x, _ = at_initialisation(cell.settings, Runtime(runs=runs, device="cpu"), IMAGES)
+    network, x = model.double(), x.double()
     counts = [answering(copy.deepcopy(network).train(mode), x) for mode in (False, True)]
     return [cell.line, cell.settings.density, has_path(network, x), *counts, IMAGES]
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from dctps import tuning
 from dctps.analysis.jacobian import singular_values
@@ -108,13 +109,19 @@ def _counts(settings: Settings, runtime: Runtime, run: Run, on_epoch: OnEpoch) -
 
 def _jacobian(settings: Settings, runtime: Runtime, run: Run, on_epoch: OnEpoch) -> None:
     """Singular values of d outputs / d inputs before the first step, for some test images."""
+    with torch.random.fork_rng(), flushed_denormals(), tuning.by_rule():  # a few passes are not worth a measurement
+        model, images, cost = at_initialisation(settings, runtime, IMAGES)
+        values = singular_values(model, images)
+    _save(run, settings, "jacobian", {"singular_values": values.tolist(), "pruning": cost})
+
+
+def at_initialisation(settings: Settings, runtime: Runtime, images: int) -> tuple[nn.Module, Tensor, Any]:
+    """The network before its first step, the first test images as it sees them, and what its supports have cost."""
     dataset = load(settings, runtime.data_root)
     counted = Run(runtime.runs / f"{prefix('counts')}{run_id(settings)}")  # scoring is dear: perhaps it has been done
-    with torch.random.fork_rng(), flushed_denormals(), tuning.by_rule():  # a few passes are not worth a measurement
-        model, cost = prepare(settings, dataset, choose_device(runtime.device), saved=counted.load_supports())
-        mean, std = (torch.tensor(numbers).view(-1, 1, 1) for numbers in (dataset.mean, dataset.std))
-        values = singular_values(model, (dataset.test_images[:IMAGES] / 255 - mean) / std)
-    _save(run, settings, "jacobian", {"singular_values": values.tolist(), "pruning": cost})
+    model, cost = prepare(settings, dataset, choose_device(runtime.device), saved=counted.load_supports())
+    mean, std = (torch.tensor(numbers).view(-1, 1, 1) for numbers in (dataset.mean, dataset.std))
+    return model, (dataset.test_images[:images] / 255 - mean) / std, cost
 
 
 def _save(run: Run, settings: Settings, task: str, content: dict[str, Any]) -> None:
