@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 TORCH ?= torch==2.13.0
 BIN := $(VENV)/bin
-SOURCES := pyproject.toml CMakeLists.txt $(wildcard src/dctps/kernels/native/*)
+SOURCES := pyproject.toml CMakeLists.txt $(wildcard src/dctps/ops/native/cpp/*)
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-slow test-plain check check-native format lint types docs bench clean
@@ -48,7 +48,7 @@ build/sanitized: $(SOURCES) src | $(VENV)/.dev
 	$(call install_beside,,-C cmake.define.DCTPS_SANITIZE=ON -C build-dir=build/sanitized-objects)
 
 test-plain: build/plain  ## the fast tests on an installation without the native kernels
-	build/plain/bin/python -c 'import dctps.kernels as k; print(k.WHY_NOT); assert k.native is None'
+	build/plain/bin/python -c 'import dctps.ops.native as k; print(k.WHY_NOT); assert k.kernels is None'
 	build/plain/bin/python -m pytest --quiet -n auto -p no:cacheprovider -m 'not process and not slow' tests
 
 check-native: build/sanitized  ## the kernels' tests under the address and undefined-behaviour sanitizers

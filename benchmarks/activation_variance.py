@@ -16,7 +16,7 @@ from table import write
 from torch import Tensor, nn
 
 import dctps
-from dctps.survey import prunable
+from dctps.nn.prunable import prunable
 
 MODELS = {"lenet": (1, 2, 3, 4, 5), "vgg19": (1, 4, 8, 12, 16, 17), "resnet18": (1, 5, 10, 15, 20, 21)}  # layers shown
 OFFSETS = {

@@ -20,7 +20,7 @@ from table import write
 from torch import Tensor, nn
 
 import dctps
-from dctps.checkpoint import read
+from dctps.checkpoint.contents import read
 from dctps.cli.inspect import part_bytes
 from dctps.data import Batches, Dataset
 

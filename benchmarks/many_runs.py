@@ -22,14 +22,14 @@ from typing import Any
 
 from table import write
 
-from dctps.analysis import figures
-from dctps.analysis.page import write_page
-from dctps.config import Runtime, Settings, run_id, to_json
+from dctps.analysis.figures import draw as figures
+from dctps.analysis.page.render import write_page
 from dctps.experiments.cells import Cell
 from dctps.experiments.paper import ADAM, BOTH, DENSE, DENSITIES, OURS, PRUNING, RANDOM, configured, panel
 from dctps.experiments.results import read
 from dctps.experiments.sheet import entries
-from dctps.train import fit
+from dctps.train.loop import fit
+from dctps.train.settings import Runtime, Settings, run_id, to_json
 
 TINY = Settings(model="small_cnn", data="digits", images=60, epochs=1, batch_size=30, density=0.05)
 EXPERIMENT, REPEATS = "resnet50-vgg19", 3

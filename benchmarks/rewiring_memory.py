@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch.profiler import ProfilerActivity, profile, record_function
 
 import dctps
-from dctps.dense_gradient import Watch
+from dctps.methods.rewiring.dense_gradient import Watch
 
 MARK = "dense gradient"
 

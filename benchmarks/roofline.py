@@ -19,9 +19,9 @@ import torch
 from table import write
 
 from dctps import Support, TransformOffset
-from dctps.geometry import Geometry
-from dctps.kernels import plans, products
-from dctps.memory import keep_memory
+from dctps.base.machine import keep_memory
+from dctps.core.geometry import Geometry
+from dctps.ops.native import plans, products
 
 REPEATS = 9
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import torch
 
-from dctps.provenance import commit, cpu
+from dctps.base.machine import cpu
+from dctps.base.provenance import commit
 
 RESULTS = Path(__file__).parents[1] / "results"
 

@@ -17,11 +17,11 @@ import table
 import torch
 from torch import Tensor, nn
 
-from dctps import tuning
-from dctps.config import Runtime
 from dctps.experiments.cells import Cell
 from dctps.experiments.paper import EXPERIMENTS
 from dctps.experiments.tasks import at_initialisation
+from dctps.ops import autotune
+from dctps.train.settings import Runtime
 
 IMAGES = 64
 LOW = 1e-3  # density, from which on down spectra are zero
@@ -58,7 +58,7 @@ def main() -> None:
     rows = []
     for cell in cells:
         if cell.settings.offset is None and (cell.settings.density or 1) <= LOW:
-            with tuning.by_rule():
+            with autotune.by_rule():
                 rows.append(row(cell, given.runs))
             print(*rows[-1], flush=True)
     header = ["line", "density", "has_path", "answering_at_initialisation", "answering_in_training", "images"]

@@ -6,7 +6,7 @@ import math
 import torch
 from torch import Tensor
 
-from dctps.offsets import TransformOffset
+from dctps.core.offsets import TransformOffset
 
 
 def transform_entry(name: str, k: int, p: int, q: int) -> float:

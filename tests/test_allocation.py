@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dctps.allocation import ALLOCATIONS, allocate, apportion, budget, draw_supports, strict_filter_counts
+from dctps.core.allocation import ALLOCATIONS, allocate, apportion, budget, draw_supports, strict_filter_counts
 from shapes import NETWORKS
 
 EXACT = [rule for rule in ALLOCATIONS if "paper" not in rule and rule != "erk_google"]

@@ -10,10 +10,11 @@ from torch import nn
 
 import dctps
 from dctps import ALPHAS, OFFSETS, TransformOffset
-from dctps.alphas import choose_alphas, filter_norms, mean_square, stated_norms
-from dctps.layers import DpsLayer
+from dctps.core.alphas import filter_norms, mean_square
+from dctps.core.transforms import TRANSFORMS
 from dctps.models import build
-from dctps.transforms import TRANSFORMS
+from dctps.nn.alphas import choose_alphas, stated_norms
+from dctps.nn.dps_layer import DpsLayer
 from test_offsets import Ones, recipes, shapes
 from tolerances import assert_close
 

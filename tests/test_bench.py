@@ -13,13 +13,13 @@ import torch
 from torch import nn
 
 import dctps
-from dctps import kernels
 from dctps.bench import calls, figures, layers, memory, networks, scaling, sparseprop, steps, stopwatch
 from dctps.bench.contenders import contenders
 from dctps.bench.published import Published, published
 from dctps.bench.stopwatch import Times
 from dctps.cli import main
-from dctps.layers import DpsLayer
+from dctps.nn.dps_layer import DpsLayer
+from dctps.ops import functional, native
 from test_convert import cnn
 from tolerances import assert_close
 
@@ -192,7 +192,7 @@ ORIGIN = ["keep_memory", "cpu", "instruction_set", "threads", "torch", "commit",
 def test_layers(tmp_path, capsys):
     rows = run("layers", tmp_path)
     out = capsys.readouterr().out
-    ways = ["dense", *(f"ours/{backend}" for backend in dctps.functional.backends())]
+    ways = ["dense", *(f"ours/{backend}" for backend in functional.backends())]
     assert [row["contender"] for row in rows] == ways * 3
     assert [(row["layer"], row["count"], row["weight_shape"], row["input_shape"]) for row in rows[:: len(ways)]] == [
         ("0", "1", "4x3x3x3", "2x3x8x8"),
@@ -215,7 +215,7 @@ def test_layers_times_what_auto_would_choose_with_and_without_gradients(monkeypa
         seen.append((torch.is_grad_enabled(), x.shape))
         return "torch"
 
-    monkeypatch.setattr("dctps.tuning.choose", choose)
+    monkeypatch.setattr("dctps.ops.autotune.choose", choose)
     for number, flag in enumerate(("--no-inference", "--inference")):
         rows = run("layers", tmp_path / flag, flag)
         assert [row["contender"] for row in rows if row["chosen"] == "True"] == ["ours/torch"] * 3
@@ -224,8 +224,8 @@ def test_layers_times_what_auto_would_choose_with_and_without_gradients(monkeypa
 
 
 def test_layers_say_that_the_kernels_are_not_there(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(kernels, "native", None)
-    monkeypatch.setattr(kernels, "WHY_NOT", "no compiler here")
+    monkeypatch.setattr(native, "kernels", None)
+    monkeypatch.setattr(native, "WHY_NOT", "no compiler here")
     rows = run("layers", tmp_path, "--channels-last")
     assert "ours/native" not in [row["contender"] for row in rows]
     assert rows[0]["memory_format"] == "channels_last"
@@ -265,7 +265,7 @@ def test_step(monkeypatch, tmp_path, capsys):
             assert row["memory_format"] in ("contiguous", "channels_last")
     assert (rows[0]["mode"], rows[0]["batch"], rows[0]["steps"]) == ("training", "2", "2")
     assert int(rows[0]["memory_bytes"]) == memory(three_alike())
-    assert rows[0]["instruction_set"] == kernels.instruction_set()
+    assert rows[0]["instruction_set"] == native.instruction_set()
     for text in ("three_alike, 5 %, dct: dense ", "vs dense", ".csv", "sparseprop is left out"):
         assert text in out
     assert out.count("no sparseprop here") == 1
@@ -331,7 +331,7 @@ def test_scaling(tmp_path, capsys):
     assert (dense["contender"], float(dense["multiply_adds"])) == ("dense", 64)
     assert float(ours["multiply_adds"]) == 8 * 3 + 6
     assert ours["nnz"] == "6"
-    assert ours["backend"] in dctps.functional.BACKENDS
+    assert ours["backend"] in functional.BACKENDS
     conv = next(row for row in rows if row["layer"] == "conv" and row["contender"] == "ours")
     assert conv["input_shape"] == "2x4x4x4"
     assert float(conv["multiply_adds"]) == pytest.approx(36 * math.log2(36) + 14, rel=1e-4)

@@ -4,11 +4,11 @@ import dataclasses
 
 import pytest
 
-from dctps.config import Settings
 from dctps.experiments.board import Board, describe
 from dctps.experiments.cells import Cell
 from dctps.experiments.engines import ENDED, EPOCH, STARTED, Event
 from dctps.experiments.tasks import claimed, note
+from dctps.train.settings import Settings
 
 CELLS = [
     Cell(Settings(density=density, epochs=4, seed=seed), panel="net", line="DCTpS")

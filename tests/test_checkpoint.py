@@ -16,8 +16,8 @@ from torch import nn
 
 import dctps
 from dctps import OFFSETS, CheckpointError, DpsLinear, Support
-from dctps.checkpoint import _digest, read
-from dctps.files import write_atomically
+from dctps.base.files import write_atomically
+from dctps.checkpoint.contents import digest_of, read
 from test_convert import assert_unchanged, cnn, snapshot
 from test_offsets import Ones
 
@@ -192,7 +192,7 @@ def rewrite(path, manifest=None, metadata=None, tensors=None):
         meta["dctps"] = json.dumps(content)
     if tensors:
         tensors(stored)
-    meta["digest"] = _digest(meta["dctps"], stored)
+    meta["digest"] = digest_of(meta["dctps"], stored)
     if metadata:
         metadata(meta)
     save_file(stored, path, meta)
@@ -256,7 +256,7 @@ def test_inconsistent_files_say_so(change, message, path):
 def test_repeated_and_outlying_positions_are_found_in_a_file_with_a_right_digest(path):
     import numpy as np
 
-    from dctps.coding import encode
+    from dctps.core.elias_fano import encode
 
     layer = dctps.sparsify(nn.Linear(8, 4), nn_density := 4 / 32)
     assert nn_density * 32 == layer.nnz

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 import dctps
-from dctps.checkpoint import read
+from dctps.checkpoint.contents import read
 from dctps.cli import COMMANDS, main
 from dctps.cli.inspect import part_bytes
 from test_checkpoint import trained

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dctps.coding import coded_length, decode, encode
-from dctps.support import sample
+from dctps.core.elias_fano import coded_length, decode, encode
+from dctps.core.support import sample
 
 
 @given(st.integers(1, 2**40), st.data())

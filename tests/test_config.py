@@ -9,9 +9,9 @@ import torch
 
 import dctps
 from dctps.cli.train import Arguments, _base, _parse
-from dctps.config import PRESETS, Settings, from_json, non_defaults, run_id, to_json
 from dctps.models import build
-from dctps.optimise import OPTIMISERS, build_optimiser, learning_rate, parameter_groups, set_learning_rate
+from dctps.train.optimise import OPTIMISERS, build_optimiser, learning_rate, parameter_groups, set_learning_rate
+from dctps.train.settings import PRESETS, Settings, from_json, non_defaults, run_id, to_json
 
 
 def test_ids_are_pinned():

@@ -12,7 +12,7 @@ from torch import nn
 
 import dctps
 from dctps import ALLOCATIONS, OFFSETS, DpsConv2d, DpsLinear, Support
-from dctps.survey import prunable
+from dctps.nn.prunable import prunable
 from test_offsets import Ones
 from tolerances import assert_close
 

@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 import dctps
-from dctps import DpsConv2d, DpsLinear, count_ops, kernels
+from dctps import DpsConv2d, DpsLinear, count_ops
+from dctps.ops import native
 from test_convert import cnn
 
 
@@ -40,7 +41,7 @@ def test_convolutions_count_what_their_way_performs():
     assert count_ops(direct, (3, 4, 4)).performed == 4 * (50 + 64 * 27)
 
 
-@pytest.mark.skipif(kernels.native is None, reason=kernels.WHY_NOT)
+@pytest.mark.skipif(native.kernels is None, reason=native.WHY_NOT)
 def test_native_layers_count_their_stages_by_hand():
     def performed(*shape, pixels, **options):
         layer = DpsConv2d(*shape, bias=False, nnz=50, backend="native", **options)

@@ -18,11 +18,12 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import dctps
-from dctps import dense_gradient, functional
-from dctps.dense_gradient import DenseGradients, Wanted
-from dctps.growth import Largest, anywhere, lots
-from dctps.layers import DpsLayer
-from dctps.peers import Peers
+from dctps.methods.rewiring import dense_gradient
+from dctps.methods.rewiring.dense_gradient import DenseGradients, Wanted
+from dctps.methods.rewiring.growth import Largest, anywhere, lots
+from dctps.methods.rewiring.process_group import Peers
+from dctps.nn.dps_layer import DpsLayer
+from dctps.ops import functional
 from oracles import convolution
 from tolerances import assert_close
 

@@ -5,13 +5,14 @@ import math
 import pytest
 import torch
 
-from dctps import TransformOffset, kernels
-from dctps.geometry import Geometry
+from dctps import TransformOffset
+from dctps.core.geometry import Geometry
+from dctps.ops import native
 
-if kernels.native is None:
-    pytest.skip(kernels.WHY_NOT, allow_module_level=True)
+if native.kernels is None:
+    pytest.skip(native.WHY_NOT, allow_module_level=True)
 
-from dctps.kernels import native, products
+from dctps.ops.native import kernels, products
 from test_kernels import Case
 
 DCT = TransformOffset.parse("dct")
@@ -49,9 +50,9 @@ def called(monkeypatch):
     class Spy:
         def __getattr__(self, name):
             names.append(name)
-            return getattr(native, name)
+            return getattr(kernels, name)
 
-    monkeypatch.setattr(products, "native", Spy())
+    monkeypatch.setattr(products, "kernels", Spy())
     return names
 
 
@@ -154,9 +155,9 @@ def last(*shape, dtype=torch.float32):
 def test_depthwise_arguments_that_do_not_fit_are_errors(changes):
     good = {"geometry": [6, 6, 1, 3, 3, 1, 1, 1, 1, 1, 1], "x": last(2, 6, 5, 5), "y": last(2, 6, 5, 5)}
     good |= {"weight": torch.zeros(54), "threads": 1}
-    native.depthwise_forward(**good)
+    kernels.depthwise_forward(**good)
     with pytest.raises((ValueError, TypeError)):
-        native.depthwise_forward(**(good | changes))
+        kernels.depthwise_forward(**(good | changes))
 
 
 @pytest.mark.parametrize(
@@ -172,14 +173,14 @@ def test_depthwise_arguments_that_do_not_fit_are_errors(changes):
         {"offset": torch.zeros(6, 4).double()},
         {"values": torch.zeros(2)},
         {"threads": 0},
-        {"sparse": native.Sparse([1, 6, 4, 1, 1, 2, 2, 0, 0, 1, 1], torch.tensor([0, 3, 8]).numpy())},
-        {"sparse": native.Sparse([2, 6, 4, 1, 1, 1, 1, 0, 0, 1, 1], torch.tensor([0, 3, 8]).numpy())},
+        {"sparse": kernels.Sparse([1, 6, 4, 1, 1, 2, 2, 0, 0, 1, 1], torch.tensor([0, 3, 8]).numpy())},
+        {"sparse": kernels.Sparse([2, 6, 4, 1, 1, 1, 1, 0, 0, 1, 1], torch.tensor([0, 3, 8]).numpy())},
     ],
 )
 def test_pointwise_arguments_that_do_not_fit_are_errors(changes):
-    sparse = native.Sparse([1, 6, 4, 1, 1, 1, 1, 0, 0, 1, 1], torch.tensor([0, 3, 8]).numpy())
+    sparse = kernels.Sparse([1, 6, 4, 1, 1, 1, 1, 0, 0, 1, 1], torch.tensor([0, 3, 8]).numpy())
     good = {"x": last(2, 4, 5, 5), "offset": torch.zeros(6, 4), "alpha": 1.0, "sparse": sparse}
     good |= {"values": torch.zeros(3), "y": last(2, 6, 5, 5), "threads": 1}
-    native.pointwise_forward(**good)
+    kernels.pointwise_forward(**good)
     with pytest.raises((ValueError, TypeError)):
-        native.pointwise_forward(**(good | changes))
+        kernels.pointwise_forward(**(good | changes))

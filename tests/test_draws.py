@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dctps.draws import Stream, log, total
-from dctps.support import derive_seed
+from dctps.core.random import Stream, log, total
+from dctps.core.support import derive_seed
 
 
 def test_the_same_seed_gives_the_same_numbers_for_ever():

@@ -18,7 +18,7 @@ from dctps.experiments import engines
 from dctps.experiments.cells import Cell
 from dctps.experiments.engines import DIED, ENDED, EPOCH, STARTED, Event, Local, default_local
 from dctps.experiments.sweep import sweep
-from dctps.runs import RunError
+from dctps.train.runs import RunError
 from test_sweep import Inline, cell, cells, reason, runtime, statuses
 from test_train import assert_identical, state
 
@@ -177,7 +177,7 @@ def test_as_many_processes_as_asked_for():
 DRIVER = """
     import json, sys
     from pathlib import Path
-    from dctps.config import from_json
+    from dctps.train.settings import from_json
     from dctps.experiments.cells import Cell
     from dctps.experiments.engines import Local
     from dctps.experiments.ray_engine import Ray
@@ -189,7 +189,7 @@ DRIVER = """
             print(event.kind, event.cell.id, event.row.get("epoch", ""), flush=True)
 
     if __name__ == "__main__":
-        from dctps.train import Interrupted
+        from dctps.train.loop import Interrupted
         cells = [Cell(from_json(settings)) for settings in json.loads(sys.argv[2])]
         try:
             outcome = sweep(cells, runtime(Path(sys.argv[1])), ENGINE, show)

@@ -9,15 +9,16 @@ import pytest
 
 import dctps
 from dctps import models
-from dctps.analysis import figures, learning, network_costs, spectra, style, table1
-from dctps.analysis.layer_counts import lowest
-from dctps.analysis.tables import Table, markdown
-from dctps.config import Runtime, Settings
+from dctps.analysis.figures import draw as figures
+from dctps.analysis.figures import learning, network_costs, spectra, style, table1
+from dctps.analysis.figures.layer_counts import lowest
+from dctps.analysis.figures.tables import Table, markdown
 from dctps.experiments.cells import Cell, distinct
 from dctps.experiments.paper import DENSE, EXPERIMENTS
 from dctps.experiments.results import Results, Row, read_cells
 from dctps.experiments.sheet import Entry, Epoch, Layer, SingularValue, Training, entries, read_sheet, write_sheet
 from dctps.experiments.tasks import perform
+from dctps.train.settings import Runtime, Settings
 from test_summary import training
 
 pytest.importorskip("matplotlib")

@@ -15,8 +15,9 @@ import pytest
 import torch
 from torch import nn
 
-from dctps import DpsConv2d, DpsLinear, Support, kernels, operators, sparse
-from dctps.functional import backends
+from dctps import DpsConv2d, DpsLinear, Support
+from dctps.ops import native, operators, sparse
+from dctps.ops.functional import backends
 from tolerances import assert_close
 
 every_backend = pytest.mark.parametrize("backend", backends())
@@ -268,7 +269,7 @@ def test_distributed_data_parallel_averages_the_values_gradients(tmp_path):
         torch.testing.assert_close(a, e, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.skipif(kernels.native is None, reason=kernels.WHY_NOT)
+@pytest.mark.skipif(native.kernels is None, reason=native.WHY_NOT)
 @pytest.mark.parametrize("offset", ["dct", "dct_signed", "srht", None])
 def test_training_with_native_kernels_follows_the_dense_backend(offset):
     """50 steps of SGD in float32: rounding grows by training alone, not by the kernels.

@@ -11,7 +11,7 @@ FUZZ = """
     import numpy as np, torch, dctps
     from torch import nn
     from safetensors import safe_open
-    from dctps.checkpoint import _digest
+    from dctps.checkpoint.contents import digest_of
 
     folder, total = sys.argv[1], int(sys.argv[2])
     torch.set_num_threads(1)
@@ -58,7 +58,7 @@ FUZZ = """
         # as a careful forger would: what is checked behind the digest must hold by itself
         with safe_open(pristine, "pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}
-        return _digest(manifest, tensors)
+        return digest_of(manifest, tensors)
 
     def edit(data):
         meta = json.loads(json.dumps(header))

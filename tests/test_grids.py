@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from dctps.config import Settings
 from dctps.experiments.grids import grid, read_grid
+from dctps.train.settings import Settings
 
 TOML = """
 [settings]

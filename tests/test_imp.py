@@ -15,8 +15,8 @@ from torch import nn
 
 import dctps
 from dctps import DpsLinear, Support, imp, sparsify
-from dctps.imp import schedule, survivors, ticket
-from dctps.layers import DpsLayer
+from dctps.methods.lottery import schedule, survivors, ticket
+from dctps.nn.dps_layer import DpsLayer
 
 
 def small(seed: int = 0) -> nn.Module:

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import dctps
-from dctps.analysis.jacobian import jacobian, singular_values
+from dctps.nn.jacobian import jacobian, singular_values
 
 
 def test_a_linear_network_has_its_own_matrix():

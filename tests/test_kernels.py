@@ -16,16 +16,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dctps import Support, TransformOffset, kernels
-from dctps.geometry import Geometry, convolve, convolve_adjoint
-from dctps.offsets import CHOICES
-from dctps.transforms import TRANSFORMS
+from dctps import Support, TransformOffset
+from dctps.core.geometry import Geometry, convolve, convolve_adjoint
+from dctps.core.offsets import CHOICES
+from dctps.core.transforms import TRANSFORMS
+from dctps.ops import native
 from tolerances import assert_close
 
-if kernels.native is None:
-    pytest.skip(kernels.WHY_NOT, allow_module_level=True)
+if native.kernels is None:
+    pytest.skip(native.WHY_NOT, allow_module_level=True)
 
-from dctps.kernels import native, plans, products
+from dctps.ops.native import kernels, plans, products
 
 recipes = st.builds(
     TransformOffset, st.sampled_from(list(TRANSFORMS)), *map(st.sampled_from, CHOICES.values()), st.integers(0, 9)
@@ -112,11 +113,11 @@ LAYOUTS = {
 @contextlib.contextmanager
 def cache_budget(size):
     """Chunks of this many bytes: small ones make many chunks and bands of rows."""
-    before = native.cache_budget(size)
+    before = kernels.cache_budget(size)
     try:
         yield
     finally:
-        native.cache_budget(before)
+        kernels.cache_budget(before)
 
 
 @st.composite
@@ -279,7 +280,7 @@ def test_only_what_is_needed_is_computed(geometry, needs):
 def arguments(**changes):
     """Arguments of a forward call that fit together, but for the changes."""
     geometry = [1, 6, 4, 3, 3, 1, 1, 1, 1, 1, 1]
-    own = native.Sparse(geometry, torch.tensor([0, 5, 215]).numpy())
+    own = kernels.Sparse(geometry, torch.tensor([0, 5, 215]).numpy())
     fitting = {
         "geometry": geometry,
         "x": torch.zeros(2, 4, 5, 5),
@@ -295,10 +296,10 @@ def arguments(**changes):
 
 
 def test_arguments_that_fit():
-    native.forward(**arguments())
+    kernels.forward(**arguments())
 
 
-EMPTY_OFFSET = native.Offset32(6, 1, 9, torch.arange(6, dtype=torch.int32).numpy(), torch.zeros(54).double().numpy())
+EMPTY_OFFSET = kernels.Offset32(6, 1, 9, torch.arange(6, dtype=torch.int32).numpy(), torch.zeros(54).double().numpy())
 
 
 @pytest.mark.parametrize(
@@ -316,9 +317,9 @@ EMPTY_OFFSET = native.Offset32(6, 1, 9, torch.arange(6, dtype=torch.int32).numpy
         {"values": torch.zeros(3, dtype=torch.float64)},
         {"bias": torch.zeros(5)},
         {"threads": 0},
-        {"sparse": native.Sparse([1, 6, 5], torch.tensor([0]).numpy())},
+        {"sparse": kernels.Sparse([1, 6, 5], torch.tensor([0]).numpy())},
         {
-            "offset": native.Offset32(
+            "offset": kernels.Offset32(
                 6, 1, 9, torch.arange(6, dtype=torch.int32).numpy(), torch.zeros(54).double().numpy()
             )
         },
@@ -329,18 +330,18 @@ EMPTY_OFFSET = native.Offset32(6, 1, 9, torch.arange(6, dtype=torch.int32).numpy
 )
 def test_arguments_that_do_not_fit_are_errors(changes):
     with pytest.raises((ValueError, TypeError, BufferError)):
-        native.forward(**arguments(**changes))
+        kernels.forward(**arguments(**changes))
 
 
 @pytest.mark.parametrize("positions", [[-1], [216], [3, 3], [5, 4]])
 def test_positions_outside_of_the_weight_are_errors(positions):
     with pytest.raises(ValueError, match="sorted, distinct and within"):
-        native.Sparse([1, 6, 4, 3, 3, 1, 1, 1, 1, 1, 1], torch.tensor(positions).numpy())
+        kernels.Sparse([1, 6, 4, 3, 3, 1, 1, 1, 1, 1, 1], torch.tensor(positions).numpy())
 
 
 def test_tables_that_do_not_fit_are_errors():
     ones, index = torch.ones(4).double().numpy(), torch.arange(4, dtype=torch.int32).numpy()
-    own = native.Offset64(4, 1, 1, index, ones)
+    own = kernels.Offset64(4, 1, 1, index, ones)
     with pytest.raises(ValueError, match="above 31"):
         own.fourier(37, index, ones, index, ones, ones)
     with pytest.raises(ValueError, match="outside of the transform"):
@@ -350,19 +351,19 @@ def test_tables_that_do_not_fit_are_errors():
     with pytest.raises(ValueError, match="does not have"):
         own.hadamard(4, ones, index[:2], 1.0)
     with pytest.raises(ValueError, match="do not fit together"):
-        native.Offset64(4, 1, 1, index[:3], ones)
+        kernels.Offset64(4, 1, 1, index[:3], ones)
 
 
 SETS = ["plain", "avx2", "avx512"]  # each has what is before it
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("isa", SETS[: SETS.index(native.instruction_set())])
+@pytest.mark.parametrize("isa", SETS[: SETS.index(kernels.instruction_set())])
 def test_every_lesser_instruction_set_gives_the_same(isa):
     """The best one of this machine is what all other tests run on."""
     files = [__file__, __file__.replace("test_kernels", "test_direct_kernels")]
     which = "every_stage or ((test_depthwise or test_pointwise) and dtype0)"
-    code = "import sys, pytest; from dctps.kernels import native; assert native.instruction_set() == sys.argv[1]; "
+    code = "import sys, pytest; from dctps.ops.native import kernels; assert kernels.instruction_set() == sys.argv[1]; "
     code += f"sys.exit(pytest.main(['-q', '-p', 'no:cacheprovider', '-k', {which!r}, *sys.argv[2:]]))"
     environment = {**os.environ, "DCTPS_ISA": isa}
     subprocess.run([sys.executable, "-c", code, isa, *files], env=environment, check=True, capture_output=True)
@@ -370,7 +371,7 @@ def test_every_lesser_instruction_set_gives_the_same(isa):
 
 @pytest.mark.process
 def test_a_set_that_the_machine_lacks_is_the_next_one_it_has():
-    code = "from dctps.kernels import native; print(native.instruction_set())"
+    code = "from dctps.ops.native import kernels; print(kernels.instruction_set())"
     run = subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, "DCTPS_ISA": "avx512"},
@@ -378,7 +379,7 @@ def test_a_set_that_the_machine_lacks_is_the_next_one_it_has():
         text=True,
         check=True,
     )
-    assert run.stdout.strip() == native.instruction_set()
+    assert run.stdout.strip() == kernels.instruction_set()
 
 
 @pytest.mark.parametrize("shape", ["linear", "pointwise", "thin factors"])

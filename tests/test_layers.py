@@ -12,10 +12,11 @@ from torch import nn
 
 import dctps
 import oracles
-from dctps import OFFSETS, DpsConv1d, DpsConv2d, DpsConv3d, DpsLinear, Support, TransformOffset, functional, sparse
-from dctps.functional import backends
-from dctps.offsets import CHOICES
-from dctps.transforms import TRANSFORMS
+from dctps import OFFSETS, DpsConv1d, DpsConv2d, DpsConv3d, DpsLinear, Support, TransformOffset
+from dctps.core.offsets import CHOICES
+from dctps.core.transforms import TRANSFORMS
+from dctps.ops import functional, offset_torch, sparse
+from dctps.ops.functional import backends
 from test_offsets import Ones
 from tolerances import assert_close
 
@@ -147,7 +148,7 @@ WAYS = {
 def test_every_way_of_applying_an_offset(way, dtype, recipe):
     kind, arguments, shape = WAYS[way]
     layer = kind(*arguments, density=0.01, offset=recipe, alpha=0.7, backend="torch", dtype=dtype)
-    chosen = functional.offset_products.way(layer.offset, layer.geometry)
+    chosen = offset_torch.way(layer.offset, layer.geometry)
     if "position" not in recipe or way == "transform":  # signs per position are separable for one position only
         assert chosen == way.split(",")[0]
     else:
@@ -170,7 +171,7 @@ def test_slices_of_the_batch_change_nothing(monkeypatch):
         layer = DpsConv2d(80, 16, 3, padding=1, density=0.01, offset=recipe, backend="torch", dtype=torch.float64)
         x = torch.randn(5, 80, 6, 6, dtype=torch.float64, requires_grad=True)
         whole = torch.autograd.grad(layer(x).square().sum(), [x, layer.values])
-        monkeypatch.setattr(functional.offset_products, "SCRATCH", 1)
+        monkeypatch.setattr(offset_torch, "SCRATCH", 1)
         for sliced, expected in zip(
             torch.autograd.grad(layer(x).square().sum(), [x, layer.values]), whole, strict=True
         ):
@@ -187,12 +188,12 @@ def test_ways_that_sizes_would_not_choose(way, drawn):
     if layer.offset is None or (way == "separable" and not separable):
         return
     layer.backend = "torch"
-    before = functional.offset_products.way
-    functional.offset_products.way = lambda offset, geometry: way
+    before = offset_torch.way
+    offset_torch.way = lambda offset, geometry: way
     try:
         compare(layer, x)
     finally:
-        functional.offset_products.way = before
+        offset_torch.way = before
 
 
 @every_backend

@@ -16,12 +16,12 @@ from torch import nn
 
 import dctps
 from dctps import ALLOCATIONS, CheckpointError, Support, allocate
-from dctps.checkpoint import read
+from dctps.checkpoint.contents import read
 from dctps.cli.inspect import part_bytes
-from dctps.costs import count_ops
-from dctps.distributed import Processes, wire_bytes
 from dctps.models import build
-from dctps.normalisation import NORMS, SparseBatchNorm, SparseBatchNorm2d
+from dctps.nn.batchnorm import NORMS, SparseBatchNorm, SparseBatchNorm2d
+from dctps.nn.costs import count_ops
+from dctps.train.processes import Processes, wire_bytes
 from test_checkpoint import assert_equal_states, rewrite, trained
 from test_convert import assert_unchanged, snapshot
 from tolerances import assert_close
@@ -539,7 +539,7 @@ PARALLEL = """
     import sys, torch, dctps
     import torch.distributed as dist
     from torch import nn
-    from dctps.distributed import Processes
+    from dctps.train.processes import Processes
     rank = int(sys.argv[1])
     dist.init_process_group("gloo", init_method=sys.argv[2], rank=rank, world_size=2)
     torch.manual_seed(0)

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 import oracles
 from dctps import OFFSETS, Offset, TransformOffset
-from dctps.offsets import CHOICES, resolve
-from dctps.transforms import TRANSFORMS
+from dctps.core.offsets import CHOICES, resolve
+from dctps.core.transforms import TRANSFORMS
 from tolerances import assert_close
 
 RECIPES = [TransformOffset(*fields) for fields in itertools.product(TRANSFORMS, *CHOICES.values(), [0])]

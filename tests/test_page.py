@@ -10,21 +10,21 @@ import sys
 import pytest
 
 import dctps
-from dctps.analysis import page as pages
-from dctps.analysis.page import payload, write_page
-from dctps.analysis.page_costs import operations, weight_bytes
-from dctps.analysis.page_curves import POINTS, chosen, curves
-from dctps.analysis.page_looks import LOOKS, looks, spare
-from dctps.analysis.page_panels import FIELDS, accuracy_panels, by_line, key
-from dctps.analysis.page_table import in_order, table
-from dctps.checkpoint import read as read_file
+from dctps.analysis.page import render as pages
+from dctps.analysis.page.costs import operations, weight_bytes
+from dctps.analysis.page.curves import POINTS, chosen, curves
+from dctps.analysis.page.looks import LOOKS, looks, spare
+from dctps.analysis.page.panels import FIELDS, accuracy_panels, by_line, key
+from dctps.analysis.page.render import payload, write_page
+from dctps.analysis.page.table import in_order, table
+from dctps.checkpoint.contents import read as read_file
 from dctps.cli.inspect import part_bytes
 from dctps.cli.report import report
-from dctps.config import Settings, run_id, to_json
 from dctps.experiments.naming import method_name
 from dctps.experiments.paper import DENSE, FORCE_BATCHES, METHODS, SGD, configured
 from dctps.experiments.results import Broken, Results, Row, read
 from dctps.models import MODELS
+from dctps.train.settings import Settings, run_id, to_json
 
 BASE = Settings(model="small_cnn", data="digits", epochs=3)
 PROVENANCE = {"commit": "abc", "versions": {}, "cpu": "", "threads": 1, "finished": ""}

@@ -7,10 +7,10 @@ import shutil
 
 import pytest
 
-from dctps.analysis.page import write_page
-from dctps.config import Settings
+from dctps.analysis.page.render import write_page
 from dctps.experiments.paper import METHODS
 from dctps.experiments.results import read
+from dctps.train.settings import Settings
 from test_page import EVIL, failed, metrics, put, sparse, trained, untrained
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)

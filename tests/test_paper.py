@@ -5,13 +5,13 @@ import collections
 import pytest
 
 from dctps import ALLOCATIONS
-from dctps.config import run_id
+from dctps.core.offsets import TransformOffset
 from dctps.data import DATASETS
 from dctps.experiments.cells import distinct
 from dctps.experiments.paper import DENSE, DENSITIES, EXPERIMENTS, METHODS, configured
 from dctps.experiments.scales import PAPER
 from dctps.models import MODELS
-from dctps.offsets import TransformOffset
+from dctps.train.settings import run_id
 
 SCALES = ("paper", "laptop", "smoke")
 

@@ -10,9 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dctps import projections
-from dctps.draws import Stream
-from dctps.projections import PROJECTIONS
+from dctps.core.random import Stream
+from dctps.methods.subspace import projections
+from dctps.methods.subspace.projections import PROJECTIONS
 from oracles import power_of_two, transform_matrix
 from tolerances import assert_close
 

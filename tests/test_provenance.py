@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 
-from dctps.provenance import commit, commit_of, provenance
+from dctps.base.provenance import commit, commit_of, provenance
 
 
 def git(folder, *command):

@@ -14,11 +14,13 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import dctps
-from dctps import METHODS, CollapseError, models, prune, pruning
-from dctps.feed import Feed, neg_logit
-from dctps.pruning import SCHEDULES, schedule_counts
-from dctps.saliency import Subject, listed
-from dctps.survey import prunable
+from dctps import METHODS, CollapseError, models, prune
+from dctps.base.words import listed
+from dctps.methods.pruning import prune as pruning
+from dctps.methods.pruning.prune import SCHEDULES, schedule_counts
+from dctps.methods.pruning.scores import Subject
+from dctps.methods.pruning.scoring_data import Feed, neg_logit
+from dctps.nn.prunable import prunable
 
 slow = pytest.mark.slow
 

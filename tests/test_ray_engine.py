@@ -19,8 +19,8 @@ from dctps.experiments.engines import BUSY, DIED, ENDED, STARTED
 from dctps.experiments.ray_engine import AHEAD, Ray
 from dctps.experiments.sweep import sweep
 from dctps.experiments.tasks import is_over
-from dctps.runs import Run, RunError
-from dctps.train import Interrupted
+from dctps.train.loop import Interrupted
+from dctps.train.runs import Run, RunError
 from test_engines import OWN, drive, processes, until, waiting
 from test_sweep import Inline, cell, cells, network, reason, runtime, statuses
 from test_train import metrics, state

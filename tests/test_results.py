@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from dctps.config import Runtime, Settings
 from dctps.experiments.cells import Cell
 from dctps.experiments.results import read, read_cells
 from dctps.experiments.tasks import perform
+from dctps.train.settings import Runtime, Settings
 
 TINY = Settings(model="small_cnn", data="digits", images=60, epochs=1, batch_size=30, density=0.05)
 

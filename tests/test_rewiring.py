@@ -15,13 +15,13 @@ from hypothesis import given
 from torch import nn
 
 import dctps
-from dctps import DSR, SET, RigL, Support, dense_gradient
-from dctps.layers import DpsLayer
-from dctps.moving import Schedule
-from dctps.optimiser_state import OptimiserState
-from dctps.reparameterisation import shares
-from dctps.rewiring import DECAYS, ROUNDINGS
-from test_architecture import SOURCE, imported
+from dctps import DSR, SET, RigL, Support
+from dctps.methods.rewiring import dense_gradient
+from dctps.methods.rewiring.base import Schedule
+from dctps.methods.rewiring.by_magnitude import DECAYS, ROUNDINGS
+from dctps.methods.rewiring.dsr import shares
+from dctps.methods.rewiring.optimiser_state import OptimiserState
+from dctps.nn.dps_layer import DpsLayer
 
 
 def linear(positions, values, shape=(2, 4), **options) -> dctps.DpsLinear:
@@ -979,14 +979,6 @@ def test_shares_are_exact_and_fit(layers, seed, data):
 def test_shares_that_do_not_fit():
     with pytest.raises(ValueError, match="5 weights do not fit into 4 places"):
         shares(5, [1, 1], [2, 2], 0)
-
-
-# --- the tree -------------------------------------------------------------------------------------------------------
-
-
-def test_rewiring_is_apart_from_offsets_and_the_choice_of_a_support():
-    for module in ("moving", "rewiring", "reparameterisation", "dense_gradient", "growth", "optimiser_state"):
-        assert not {"offsets", "allocation", "saliency", "pruning"} & imported(SOURCE / f"{module}.py")
 
 
 # --- what cannot be -------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from dctps import SET, RigL
-from dctps.peers import Peers
+from dctps.methods.rewiring.process_group import Peers
 from test_rewiring import OPTIMISERS, batch, network
 
 ITERATIONS = 18
@@ -66,7 +66,7 @@ SCRIPT = """
     import sys, torch, pathlib
     import test_rewiring_ddp as t
     from dctps import DSR, RigL
-    from dctps.distributed import Processes, processes
+    from dctps.train.processes import Processes, processes
     torch.set_num_threads(1)
     early = t.network()
     made_early = RigL(early, torch.optim.SGD(early.parameters(), lr=0.1), stop=9, every=1)

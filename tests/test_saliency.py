@@ -9,12 +9,13 @@ from hypothesis import given
 from torch import nn
 from torch.func import functional_call
 
-from dctps import models, saliency
-from dctps.feed import Feed, checked_loss
-from dctps.pruning import METHODS
-from dctps.ranking import largest
-from dctps.saliency import Subject
-from dctps.survey import prunable
+from dctps import models
+from dctps.core.ranking import largest
+from dctps.methods.pruning import scores
+from dctps.methods.pruning.prune import METHODS
+from dctps.methods.pruning.scores import Subject
+from dctps.methods.pruning.scoring_data import Feed, checked_loss
+from dctps.nn.prunable import prunable
 from tolerances import assert_close
 
 # --- by hand ---------------------------------------------------------------------------------------------------------
@@ -182,9 +183,9 @@ def test_the_flow_through_every_layer_of_a_chain_is_the_same(name, sums):
     for module in net.modules():
         if isinstance(module, nn.Linear) and module.bias is not None:
             nn.init.zeros_(module.bias)  # it would add to R and not to the scores
-    subject = Subject(net, prunable(net), saliency.absolute)
+    subject = Subject(net, prunable(net), scores.absolute)
     feed = Feed(None, 0, checked_loss("cross_entropy"), (3, 32, 32), torch.device("cpu"))
-    totals = [float(score.sum()) for score in saliency.synaptic_flow(subject, feed)]
+    totals = [float(score.sum()) for score in scores.synaptic_flow(subject, feed)]
     R = subject.output(feed.ones()).sum().item()
     assert len(totals) == sums
     assert R > 1e6
@@ -194,10 +195,10 @@ def test_the_flow_through_every_layer_of_a_chain_is_the_same(name, sums):
 @pytest.mark.parametrize("name", ["resnet50", "mobilenetv2"])
 def test_synflow_is_finite_where_float32_is_not(name):
     net = models.build(name)
-    scores = scores_of(net, "synflow", input_shape=(3, 32, 32))
-    assert all(score.isfinite().all() for score in scores)
-    assert max(float(score.sum()) for score in scores) > torch.finfo(torch.float32).max
-    single = saliency.absolute(models.build(name)).float()
+    found = scores_of(net, "synflow", input_shape=(3, 32, 32))
+    assert all(score.isfinite().all() for score in found)
+    assert max(float(score.sum()) for score in found) > torch.finfo(torch.float32).max
+    single = scores.absolute(models.build(name)).float()
     assert not single(torch.ones(1, 3, 32, 32)).sum().isfinite()
 
 
@@ -208,7 +209,7 @@ def test_normalisations_only_scale_in_the_network_of_absolute_values():
     net[0].running_mean.fill_(3.0)
     net[0].running_var.fill_(5.0)
     net[0].weight.data = torch.tensor([-2.0, 4.0])
-    y = saliency.absolute(net)(torch.ones(1, 2, dtype=torch.float64))
+    y = scores.absolute(net)(torch.ones(1, 2, dtype=torch.float64))
     assert_close(y, torch.tensor([[2.0, 4.0]], dtype=torch.float64) / (1 + 1e-5) ** 1.5)
 
 

@@ -13,8 +13,8 @@ from torch import nn
 
 import dctps
 from dctps import models
-from dctps.projections import PROJECTIONS
-from dctps.subspace import Subspace, project
+from dctps.methods.subspace.projections import PROJECTIONS
+from dctps.methods.subspace.subspace import Subspace, project
 from tolerances import assert_close
 
 KINDS = pytest.mark.parametrize("kind", PROJECTIONS)

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from dctps.config import Runtime, Settings, to_json
 from dctps.experiments.cells import Cell
 from dctps.experiments.results import Broken, Results, Row, read_cells
 from dctps.experiments.sheet import Layer, SingularValue, Training, entries, read_sheet, write_sheet
 from dctps.experiments.summary import CLASSES, chance, points
 from dctps.experiments.tasks import perform
+from dctps.train.settings import Runtime, Settings, to_json
 
 BASE = Settings(model="lenet", data="cifar10")
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dctps import Support
-from dctps.support import derive_seed, sample
+from dctps.core.support import derive_seed, sample
 
 
 def test_the_same_seed_gives_the_same_support_for_ever():

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from dctps.config import Runtime, Settings, run_id
 from dctps.experiments import sweep as module
 from dctps.experiments import tasks
 from dctps.experiments.cells import Cell
@@ -21,8 +20,9 @@ from dctps.experiments.engines import BUSY, ENDED, STARTED, Event
 from dctps.experiments.results import read
 from dctps.experiments.sweep import sweep
 from dctps.experiments.tasks import COLLAPSED, FAILED, is_over, note, perform
-from dctps.runs import Busy, Run, RunError
-from dctps.train import Interrupted
+from dctps.train.loop import Interrupted
+from dctps.train.runs import Busy, Run, RunError
+from dctps.train.settings import Runtime, Settings, run_id
 
 pytest.importorskip("sklearn", reason="needs the demo extra for the digits")
 

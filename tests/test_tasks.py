@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from dctps import data, models
-from dctps.config import Runtime, Settings, run_id
 from dctps.data import Dataset
 from dctps.experiments import tasks
 from dctps.experiments.cells import Cell, distinct
 from dctps.experiments.results import read
 from dctps.experiments.tasks import is_over, perform
-from dctps.runs import Busy
+from dctps.train.runs import Busy
+from dctps.train.settings import Runtime, Settings, run_id
 
 TINY = Settings(model="small_cnn", data="digits", images=60, epochs=1, batch_size=30, density=0.05)
 
@@ -92,7 +92,7 @@ def test_counts_of_a_dense_network_are_its_sizes(runtime):
 def test_the_jacobian_takes_the_support_that_was_counted(runtime, monkeypatch):
     settings = dataclasses.replace(TINY, data="digits32", model="lenet", method="synflow", offset=None)
     perform(Cell(settings, "counts"), runtime)
-    monkeypatch.setattr("dctps.prepare.prune", lambda *a, **k: pytest.fail("scored again"))
+    monkeypatch.setattr("dctps.train.setup.prune", lambda *a, **k: pytest.fail("scored again"))
     perform(Cell(settings, "jacobian"), runtime)
     values = torch.tensor(content(Cell(settings, "jacobian"), runtime)["singular_values"])
     assert values.shape == (tasks.IMAGES, 10)
@@ -142,7 +142,7 @@ def test_what_cannot_be_made_is_said(runtime, changes, words):
 
 
 def test_fewer_images_are_the_first_ones():
-    from dctps.prepare import load
+    from dctps.train.setup import load
 
     whole, part = load(dataclasses.replace(TINY, images=None)), load(TINY)
     assert torch.equal(part.train_images, whole.train_images[:60])

@@ -16,13 +16,14 @@ import torch
 from torch import nn
 
 import dctps
-from dctps import data, train
-from dctps.config import Runtime, Settings, run_id
-from dctps.distributed import Processes, wire_bytes
-from dctps.guards import first_bad_layer
+from dctps import data
 from dctps.models import build
-from dctps.runs import Run, RunError
-from dctps.train import Trainer, fit
+from dctps.nn.diagnose import first_bad_layer
+from dctps.train import loop as train
+from dctps.train.loop import Trainer, fit
+from dctps.train.processes import Processes, wire_bytes
+from dctps.train.runs import Run, RunError
+from dctps.train.settings import Runtime, Settings, run_id
 
 pytest.importorskip("sklearn", reason="needs the demo extra for the digits")
 
@@ -140,7 +141,7 @@ KILLED = """
     import torch
     torch.set_num_threads(1)
     from test_train import LONG, Run, data, quiet, run_id, state
-    from dctps.train import fit
+    from dctps.train.loop import fit
     from pathlib import Path
     folder = Path(sys.argv[1])
     run = Run(folder / run_id(LONG))
@@ -377,7 +378,7 @@ def test_the_first_layer_that_is_not_finite():
 PARALLEL = """
     import sys, torch, pathlib, dataclasses
     import test_train as t
-    from dctps.distributed import processes
+    from dctps.train.processes import processes
     folder = pathlib.Path(sys.argv[1])
     torch.set_num_threads(1)
     with processes(torch.device("cpu")) as group:

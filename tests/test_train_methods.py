@@ -9,11 +9,12 @@ import pytest
 import torch
 
 import dctps
-from dctps import prepare, train
-from dctps.config import Settings, run_id
-from dctps.imp import schedule
-from dctps.runs import Run, RunError
-from dctps.train import Interrupted, fit
+from dctps.methods.lottery import schedule
+from dctps.train import loop as train
+from dctps.train import setup as prepare
+from dctps.train.loop import Interrupted, fit
+from dctps.train.runs import Run, RunError
+from dctps.train.settings import Settings, run_id
 from test_train import SMALL, assert_identical, metrics, quiet, state, torchrun, train_in_two
 
 WEIGHTS = 93_780  # of the small network that the digits train

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import oracles
-from dctps import transforms
-from dctps.transforms import TRANSFORMS, matrix
+from dctps.core import transforms
+from dctps.core.transforms import TRANSFORMS, matrix
 from tolerances import assert_close
 
 names = st.sampled_from(list(TRANSFORMS))

@@ -8,10 +8,11 @@ import torch
 import torch.utils.checkpoint
 
 import dctps
-from dctps import DpsConv2d, DpsLinear, functional, kernels, tuning
-from dctps.functional import backends
+from dctps import DpsConv2d, DpsLinear
+from dctps.ops import autotune, functional, native
+from dctps.ops.functional import backends
 
-FAST = "torch" if kernels.native is None else "native"
+FAST = "torch" if native.kernels is None else "native"
 
 
 @pytest.fixture(autouse=True)
@@ -19,8 +20,8 @@ def _measuring(monkeypatch, tmp_path):
     monkeypatch.setenv("DCTPS_TUNE", "1")
     monkeypatch.setenv("DCTPS_CACHE", str(tmp_path))
     monkeypatch.delenv("DCTPS_BACKEND", raising=False)
-    monkeypatch.setattr(tuning, "_known", {})
-    monkeypatch.setattr(tuning, "_recalled", {})
+    monkeypatch.setattr(autotune, "_known", {})
+    monkeypatch.setattr(autotune, "_recalled", {})
 
 
 def measuring(monkeypatch, **times):
@@ -31,7 +32,7 @@ def measuring(monkeypatch, **times):
         asked.extend(backends)
         return {backend: times[backend] for backend in backends}
 
-    monkeypatch.setattr(tuning, "_race", race)
+    monkeypatch.setattr(autotune, "_race", race)
     return asked
 
 
@@ -90,7 +91,7 @@ def test_a_few_images_decide_where_they_can(few, images, expected, monkeypatch):
         asked.append(case.shape[0])
         return dict(zip(["dense", FAST], few if case.shape[0] == 16 else (9.0, 8.0), strict=True))
 
-    monkeypatch.setattr(tuning, "_race", race)
+    monkeypatch.setattr(autotune, "_race", race)
     assert choice(DpsConv2d(8, 8, 3, nnz=5), 200, 8, 5, 5) == expected
     assert asked == images
 
@@ -140,19 +141,19 @@ def test_choices_of_another_installation_do_not_bind(monkeypatch):
     measuring(monkeypatch, dense=2.0, **{FAST: 1.0})
     layer = DpsLinear(64, 32, nnz=5)
     choice(layer, 4, 64)
-    (name,) = tuning.choices()
+    (name,) = autotune.choices()
     for table in ({"gpu": 0.1, "dense": 1.0}, {}):
-        tuning.recall({name: table})
+        autotune.recall({name: table})
         assert choice(layer, 4, 64) in backends()
-    assert "gpu" not in tuning.cache_file().read_text()
+    assert "gpu" not in autotune.cache_file().read_text()
 
 
 def test_measurements_are_kept_on_disk(monkeypatch):
     asked = measuring(monkeypatch, dense=2.0, **{FAST: 1.0})
     layer = DpsLinear(64, 32, nnz=5)
     choice(layer, 4, 64)
-    assert list(json.loads(tuning.cache_file().read_text()).values()) == [{"dense": 2.0, FAST: 1.0}]
-    monkeypatch.setattr(tuning, "_known", {})  # another process
+    assert list(json.loads(autotune.cache_file().read_text()).values()) == [{"dense": 2.0, FAST: 1.0}]
+    monkeypatch.setattr(autotune, "_known", {})  # another process
     assert choice(layer, 4, 64) == FAST
     assert asked == ["dense", FAST]
 
@@ -161,20 +162,20 @@ def test_a_run_goes_on_with_its_own_choices(monkeypatch):
     measuring(monkeypatch, dense=2.0, **{FAST: 1.0})
     layer = DpsLinear(64, 32, nnz=5)
     assert choice(layer, 4, 64) == FAST
-    kept = tuning.choices()
+    kept = autotune.choices()
     (name,) = kept
-    tuning.recall({name: {"dense": 1.0, FAST: 2.0}})  # as a machine, or a moment, that measured otherwise
+    autotune.recall({name: {"dense": 1.0, FAST: 2.0}})  # as a machine, or a moment, that measured otherwise
     assert choice(layer, 4, 64) == "dense"
-    tuning.recall(kept)
+    autotune.recall(kept)
     assert choice(layer, 4, 64) == FAST
 
 
 @pytest.mark.parametrize("content", ["", "{", "[1]", '{"a": 3}', '{"a": {"dense": "x"}}', "\x00"])
 def test_a_damaged_file_is_measured_again(content, monkeypatch):
     measuring(monkeypatch, dense=2.0, **{FAST: 1.0})
-    tuning.cache_file().write_text(content)
+    autotune.cache_file().write_text(content)
     assert choice(DpsLinear(64, 32, nnz=5), 4, 64) == FAST
-    assert len(json.loads(tuning.cache_file().read_text())) == 1
+    assert len(json.loads(autotune.cache_file().read_text())) == 1
 
 
 def test_a_folder_that_cannot_be_written_is_no_error(monkeypatch, tmp_path):
@@ -194,9 +195,9 @@ def test_switches(monkeypatch):
         choice(layer, 4, 64)
     monkeypatch.delenv("DCTPS_BACKEND")
     monkeypatch.setenv("DCTPS_TUNE", "0")
-    assert choice(layer, 4, 64) == tuning.rule(layer.geometry, 5) == "dense"
+    assert choice(layer, 4, 64) == autotune.rule(layer.geometry, 5) == "dense"
     monkeypatch.setenv("DCTPS_TUNE", "1")
-    with tuning.by_rule():
+    with autotune.by_rule():
         assert choice(layer, 4, 64) == "dense"
     assert choice(DpsLinear(64, 32, nnz=5, backend="torch"), 4, 64) == "torch"
     assert asked == []
@@ -225,7 +226,7 @@ def test_a_real_measurement(dtype, gradients):
         y = layer(x)
     assert torch.equal(torch.get_rng_state(), before)
     assert y.requires_grad == gradients
-    ((case, times),) = tuning._known.items()
+    ((case, times),) = autotune._known.items()
     assert set(times) == {"dense", FAST}
     assert 0 < min(times.values()) <= max(times.values()) < math.inf
     assert case.gradients == gradients
@@ -233,14 +234,14 @@ def test_a_real_measurement(dtype, gradients):
 
 def test_the_rule_by_sizes():
     small, large = DpsLinear(8, 8, nnz=1).geometry, DpsLinear(4096, 4096, nnz=1).geometry
-    assert tuning.rule(small, 1) == "dense"
-    assert tuning.rule(large, 1000) == FAST
-    assert tuning.rule(large, 4096 * 4096 // 5) == "dense"
+    assert autotune.rule(small, 1) == "dense"
+    assert autotune.rule(large, 1000) == FAST
+    assert autotune.rule(large, 4096 * 4096 // 5) == "dense"
 
 
 def test_a_backend_that_is_not_there_says_why(monkeypatch):
-    monkeypatch.setattr(kernels, "native", None)
-    monkeypatch.setattr(kernels, "WHY_NOT", "the native kernels are not there (no compiler)")
+    monkeypatch.setattr(native, "kernels", None)
+    monkeypatch.setattr(native, "WHY_NOT", "the native kernels are not there (no compiler)")
     assert backends() == ["dense", "torch"]
     with pytest.raises(ValueError, match=r"no compiler.*auto"):
         DpsLinear(8, 8, nnz=1, backend="native")
@@ -248,7 +249,7 @@ def test_a_backend_that_is_not_there_says_why(monkeypatch):
     assert torch.isfinite(net(torch.randn(2, 600))).all()
 
 
-@pytest.mark.skipif(kernels.native is None, reason=kernels.WHY_NOT)
+@pytest.mark.skipif(native.kernels is None, reason=native.WHY_NOT)
 def test_native_layers_refuse_other_devices():
     layer, x = DpsLinear(8, 8, nnz=1, backend="native").to("meta"), torch.zeros(1, 8, device="meta")
     with pytest.raises(ValueError, match="runs on CPUs"):

@@ -1,23 +1,25 @@
 """Dense for the price of sparse: network layers W = alpha D + S, where D is a fast transform that is never stored."""
 
 from dctps import data, models, train
-from dctps.allocation import ALLOCATIONS, allocate
-from dctps.alphas import ALPHAS
-from dctps.checkpoint import CheckpointError, save
-from dctps.convert import densify, sparsify, sparsify_norms
-from dctps.costs import count_ops
-from dctps.imp import imp
-from dctps.layers import DpsConv1d, DpsConv2d, DpsConv3d, DpsLinear
-from dctps.loading import load
-from dctps.normalisation import recalibrate
-from dctps.offsets import OFFSETS, Offset, TransformOffset
-from dctps.projections import PROJECTIONS
-from dctps.pruning import METHODS, CollapseError, prune
-from dctps.reparameterisation import DSR
-from dctps.report import report
-from dctps.rewiring import SET, RigL
-from dctps.subspace import Subspace, project
-from dctps.support import Support
+from dctps.checkpoint.contents import CheckpointError
+from dctps.checkpoint.load import load
+from dctps.checkpoint.save import save
+from dctps.core.allocation import ALLOCATIONS, allocate
+from dctps.core.alphas import ALPHAS
+from dctps.core.offsets import OFFSETS, Offset, TransformOffset
+from dctps.core.support import Support
+from dctps.methods.lottery import imp
+from dctps.methods.pruning.prune import METHODS, CollapseError, prune
+from dctps.methods.rewiring.dsr import DSR
+from dctps.methods.rewiring.rigl import RigL
+from dctps.methods.rewiring.set import SET
+from dctps.methods.subspace.projections import PROJECTIONS
+from dctps.methods.subspace.subspace import Subspace, project
+from dctps.nn.batchnorm import recalibrate
+from dctps.nn.convert import densify, sparsify, sparsify_norms
+from dctps.nn.costs import count_ops
+from dctps.nn.layers import DpsConv1d, DpsConv2d, DpsConv3d, DpsLinear
+from dctps.nn.report import report
 
 __all__ = [
     "ALLOCATIONS",

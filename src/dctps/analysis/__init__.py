@@ -1,1 +1,1 @@
-"""What is looked at: the Jacobian at initialisation, figures, and the page of a folder of runs."""
+"""What is drawn from results: figures, tables, and the page of a folder of runs."""

@@ -12,7 +12,7 @@ from torch import nn
 
 from dctps.bench import sparseprop
 from dctps.bench.published import published
-from dctps.convert import densify, sparsify
+from dctps.nn.convert import densify, sparsify
 
 FORMATS: dict[str, torch.memory_format] = {
     "contiguous": torch.contiguous_format,

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from dctps.base.words import percent
 from dctps.bench.networks import NONE
 from dctps.bench.scaling import ScalingRow
 from dctps.bench.steps import StepRow
-from dctps.report import percent
 
 BLACK, BLUE, RED, GREEN, GREY = "black", "#0072b2", "#d55e00", "#009e73", "#767676"
 WHY_NOT = "no figure: it needs matplotlib, pip install 'dctps[figures]'"

@@ -3,7 +3,7 @@
 from torch import nn
 
 from dctps.bench.published import Published
-from dctps.layers import DpsLayer
+from dctps.nn.dps_layer import DpsLayer
 
 
 def memory(model: nn.Module) -> int:

@@ -8,13 +8,14 @@ from collections.abc import Callable, Hashable, Iterator
 import torch
 from torch import Tensor, nn
 
-from dctps import functional, tuning
 from dctps.bench import networks
 from dctps.bench.calls import inference, there_and_back
 from dctps.bench.contenders import FORMATS, in_format
 from dctps.bench.stopwatch import check_counts, interleaved
-from dctps.convert import densify, sparsify
-from dctps.layers import DpsLayer, DpsLinear
+from dctps.nn.convert import densify, sparsify
+from dctps.nn.dps_layer import DpsLayer
+from dctps.nn.layers import DpsLinear
+from dctps.ops import autotune, functional
 
 WARMUP = 1
 
@@ -121,9 +122,9 @@ def find_cases(asked: Layers) -> list[Case]:
 def _collector(name: str, cases: dict[Hashable, Case]) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
     def collect(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         assert isinstance(layer, DpsLayer)
-        x, size = inputs[0], tuning.support_size(layer.nnz)
+        x, size = inputs[0], autotune.support_size(layer.nnz)
         padding = getattr(layer, "padding", None), getattr(layer, "padding_mode", None)
-        last = tuning.is_channels_last(x)
+        last = autotune.is_channels_last(x)
         key = (type(layer), layer.geometry, padding, layer.bias is None, size, x.shape, last, x.requires_grad)
         if key in cases:
             cases[key].count += 1

@@ -5,10 +5,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from dctps import imports, models
-from dctps.allocation import check_density
+from dctps import models
+from dctps.base import user_code
+from dctps.core.allocation import check_density
+from dctps.core.offsets import OFFSETS, TransformOffset
 from dctps.models import MODELS
-from dctps.offsets import OFFSETS, TransformOffset
 
 NONE = "none"  # the name of no offset
 
@@ -47,7 +48,7 @@ def build(name: str, input_shape: tuple[int, ...], classes: int, seed: int = 0) 
 
 
 def _own(name: str) -> nn.Module:
-    made = imports.call(name, "a network")
+    made = user_code.call(name, "a network")
     if not isinstance(made, nn.Module):
         raise ValueError(f"{name} returned a {type(made).__name__}, not an nn.Module")
     return made

@@ -12,9 +12,9 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from dctps import functional
-from dctps.convert import densify, swap
-from dctps.layers import DpsLayer
+from dctps.nn.convert import densify, swap
+from dctps.nn.dps_layer import DpsLayer
+from dctps.ops import functional
 
 
 class Published(nn.Module):

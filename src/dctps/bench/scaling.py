@@ -12,12 +12,12 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from dctps.allocation import check_density
+from dctps.base.words import percent
 from dctps.bench import networks
 from dctps.bench.calls import there_and_back
 from dctps.bench.stopwatch import check_counts, interleaved
-from dctps.layers import DpsConv2d, DpsLinear
-from dctps.report import percent
+from dctps.core.allocation import check_density
+from dctps.nn.layers import DpsConv2d, DpsLinear
 
 WARMUP = 2
 KERNEL = 3

@@ -12,9 +12,10 @@ from typing import Any
 
 import torch
 
-from dctps import kernels
-from dctps.files import write_atomically
-from dctps.provenance import commit, cpu
+from dctps.base.files import write_atomically
+from dctps.base.machine import cpu
+from dctps.base.provenance import commit
+from dctps.ops import native
 
 
 class Sheet:
@@ -29,7 +30,7 @@ class Sheet:
         self.origin = {
             "keep_memory": keep_memory,
             "cpu": cpu(),
-            "instruction_set": kernels.instruction_set(),
+            "instruction_set": native.instruction_set(),
             "threads": torch.get_num_threads(),
             "torch": torch.__version__,
             "commit": commit(),

@@ -9,12 +9,12 @@ from typing import Annotated, NamedTuple
 import torch
 import tyro
 
+from dctps.base.words import percent
 from dctps.bench import networks
 from dctps.bench.calls import Call, inference, training_step
 from dctps.bench.contenders import FORMATS, Contender, contenders
 from dctps.bench.footprint import memory
 from dctps.bench.stopwatch import Times, check_counts, interleaved
-from dctps.report import percent
 
 
 @dataclasses.dataclass(frozen=True)

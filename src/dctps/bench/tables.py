@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from dctps.base.words import percent
 from dctps.bench.layers import LayerRow
 from dctps.bench.scaling import ScalingRow
 from dctps.bench.steps import StepRow
-from dctps.report import percent
 
 
 def layer_table(rows: Sequence[LayerRow]) -> Table:

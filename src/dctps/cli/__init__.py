@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import tyro
 
-from dctps.checkpoint import CheckpointError
+from dctps.checkpoint.contents import CheckpointError
 from dctps.cli.bench import bench
 from dctps.cli.data import data_get
 from dctps.cli.demo import demo
@@ -14,9 +14,9 @@ from dctps.cli.report import report
 from dctps.cli.reproduce import reproduce
 from dctps.cli.sweep import run_sweep
 from dctps.cli.train import train
-from dctps.pruning import CollapseError
-from dctps.runs import RunError
-from dctps.train import Interrupted
+from dctps.methods.pruning.prune import CollapseError
+from dctps.train.loop import Interrupted
+from dctps.train.runs import RunError
 
 Command = Callable[[list[str]], object]
 

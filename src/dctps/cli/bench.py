@@ -13,14 +13,13 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from dctps import kernels
+from dctps.base.machine import flushed_denormals, keep_memory
+from dctps.base.registry import lookup
 from dctps.bench import figures, layers, scaling, sparseprop, steps, tables
 from dctps.bench.networks import NONE
 from dctps.bench.sheet import Sheet
 from dctps.bench.stopwatch import check_counts
-from dctps.guards import flushed_denormals
-from dctps.memory import keep_memory
-from dctps.registry import lookup
+from dctps.ops import native
 
 WIDE = 200  # columns of a table that is not on a terminal
 
@@ -95,8 +94,8 @@ def _layers(arguments: list[str]) -> None:
         sheet = Sheet("layers", given.machine.out, kept)
         rows = _collect(console, sheet, rounds, lambda tick: layers.measure(asked, cases, tick))
     _finish(console, sheet, tables.layer_table(rows))
-    if kernels.native is None:
-        _say(console, kernels.WHY_NOT)
+    if native.kernels is None:
+        _say(console, native.WHY_NOT)
 
 
 def _step(arguments: list[str]) -> None:

@@ -14,9 +14,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from dctps.config import Runtime, Settings
-from dctps.report import percent
-from dctps.train import fit
+from dctps.base.words import percent
+from dctps.train.loop import fit
+from dctps.train.settings import Runtime, Settings
 
 DENSITIES = (0.05, 0.01, 0.002)
 METHODS = {"DCTpS": "dct", "Random": None}  # name -> offset

@@ -8,8 +8,9 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from dctps.checkpoint import POSITIONS, Contents, read
-from dctps.report import percent
+from dctps.base.words import percent
+from dctps.checkpoint.contents import Contents, read
+from dctps.checkpoint.manifest import POSITIONS
 
 
 def inspect(file: Annotated[Path, tyro.conf.Positional]) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated
 import tyro
 from rich.console import Console
 
-from dctps.analysis.page import CURVES, Page, write_page
+from dctps.analysis.page.render import CURVES, Page, write_page
 from dctps.experiments.results import read
 
 

@@ -9,7 +9,8 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from dctps.analysis.figures import draw
+from dctps.analysis.figures.draw import draw
+from dctps.base.registry import lookup
 from dctps.cli.sweep import Machines, Place, conclude, do, told
 from dctps.experiments.cells import Cell, distinct
 from dctps.experiments.estimate import Clock, total_seconds
@@ -18,7 +19,6 @@ from dctps.experiments.results import read_cells
 from dctps.experiments.scales import Scale
 from dctps.experiments.sheet import Epoch, entries, write_sheet
 from dctps.experiments.tasks import is_over
-from dctps.registry import lookup
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,13 +7,13 @@ from typing import Annotated, Literal
 
 import tyro
 
-from dctps.config import Runtime
 from dctps.experiments.board import Board
 from dctps.experiments.cells import Cell
 from dctps.experiments.engines import Engine, default_local
 from dctps.experiments.grids import read_grid
 from dctps.experiments.sweep import Outcome, sweep
 from dctps.experiments.tasks import is_over
+from dctps.train.settings import Runtime
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,9 +7,9 @@ from typing import Annotated
 
 import tyro
 
-from dctps.config import PRESETS, Runtime, Settings, from_json
-from dctps.registry import lookup
-from dctps.train import fit
+from dctps.base.registry import lookup
+from dctps.train.loop import fit
+from dctps.train.settings import PRESETS, Runtime, Settings, from_json
 
 
 @dataclasses.dataclass(frozen=True)

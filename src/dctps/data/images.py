@@ -19,10 +19,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as serialize
 from torch import Tensor
 
+from dctps.base.files import write_atomically
 from dctps.data.archives import Source
 from dctps.data.dataset import DataError
 from dctps.data.sources import needed
-from dctps.files import write_atomically
 
 SUFFIXES = (".png", ".jpg", ".jpeg")
 Size = tuple[int, int]  # height, width

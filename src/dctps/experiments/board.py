@@ -10,12 +10,11 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from dctps.console import duration
+from dctps.base.words import duration, percent
 from dctps.experiments.cells import Cell, distinct
 from dctps.experiments.engines import BUSY, DIED, ENDED, EPOCH, STARTED, Event
 from dctps.experiments.results import failure_of
 from dctps.experiments.tasks import COLLAPSED, is_over
-from dctps.report import percent
 
 DONE, RUNNING, WAITING, FAILED = "done", "running", "waiting", "failed"
 

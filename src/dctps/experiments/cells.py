@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from dctps.config import Settings, run_id
-from dctps.runs import Run
+from dctps.train.runs import Run
+from dctps.train.settings import Settings, run_id
 
 TRAIN = "train"
 

@@ -18,11 +18,11 @@ from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import Any, Protocol
 
-from dctps.config import Runtime
 from dctps.experiments.cells import Cell
 from dctps.experiments.tasks import FAILED, claimed, note, perform
-from dctps.runs import Busy, RunError
-from dctps.train import Interrupted
+from dctps.train.loop import Interrupted
+from dctps.train.runs import Busy, RunError
+from dctps.train.settings import Runtime
 
 STARTED, EPOCH, ENDED, BUSY, DIED = "started", "epoch", "ended", "busy", "died"
 PATIENCE = 60.0  # seconds that a worker has to save its state

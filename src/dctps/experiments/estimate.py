@@ -11,15 +11,15 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 
-from dctps import tuning
-from dctps.config import Settings
-from dctps.convert import sparsify
+from dctps.base.machine import flushed_denormals
 from dctps.experiments.cells import TRAIN, Cell
 from dctps.experiments.tasks import SHAPES
-from dctps.guards import flushed_denormals
-from dctps.imp import schedule
+from dctps.methods.lottery import schedule
+from dctps.methods.pruning.prune import METHODS
 from dctps.models import MODELS, build
-from dctps.pruning import METHODS
+from dctps.nn.convert import sparsify
+from dctps.ops import autotune
+from dctps.train.settings import Settings
 
 IMAGES = 8  # of a step that is timed
 TRAINING = {"cifar10": 50_000, "cifar100": 50_000, "tiny_imagenet": 100_000}
@@ -82,7 +82,7 @@ def _scored(settings: Settings) -> int:
 
 def _measure(kind: Kind) -> float:
     options = {} if kind.width is None else {"width": kind.width}
-    with torch.random.fork_rng(), flushed_denormals(), tuning.by_rule():
+    with torch.random.fork_rng(), flushed_denormals(), autotune.by_rule():
         model = build(kind.model, 10, **options)
         if kind.sparse:
             sparsify(model, 0.001)

@@ -21,8 +21,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from dctps.config import from_json, non_defaults
 from dctps.experiments.cells import Cell, distinct
+from dctps.train.settings import from_json, non_defaults
 
 NONE = "none"
 

@@ -4,10 +4,10 @@ A name speaks of the method alone. Two runs of one name may still differ in how 
 rewirings, batches of a pruning method): whoever takes means over runs has to keep those apart.
 """
 
-from dctps.config import Settings
+from dctps.base.words import percent
 from dctps.experiments.cells import varied
 from dctps.experiments.paper import DENSE, METHODS
-from dctps.report import percent
+from dctps.train.settings import Settings
 
 RULES = {
     "epl_paper": "EPL",

@@ -11,10 +11,10 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from dctps.config import Settings
+from dctps.base.registry import lookup
 from dctps.experiments.cells import TRAIN, Cell, varied
 from dctps.experiments.scales import FEW, LAPTOP, PAPER, SMOKE, Scale, narrow
-from dctps.registry import lookup
+from dctps.train.settings import Settings
 
 # --- the methods: an offset, who chooses the support, what moves (dctps.config.Settings) ------------------------------
 

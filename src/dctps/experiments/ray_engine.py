@@ -27,13 +27,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from dctps.config import Runtime
+from dctps.base.files import write_atomically
 from dctps.experiments.cells import Cell
 from dctps.experiments.engines import BUSY, DIED, ENDED, PATIENCE, STARTED, Event
 from dctps.experiments.tasks import FAILED, claimed, is_over, note, perform
-from dctps.files import write_atomically
-from dctps.runs import Busy, Run, RunError
-from dctps.train import Interrupted
+from dctps.train.loop import Interrupted
+from dctps.train.runs import Busy, Run, RunError
+from dctps.train.settings import Runtime
 
 Files = dict[str, bytes]
 SENT = ("best.safetensors", "metrics.jsonl", "failure.json", "result.json")  # in this order: the result seals a run

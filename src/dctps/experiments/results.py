@@ -12,9 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from dctps.config import Settings, from_json
 from dctps.experiments.cells import TRAIN, Cell
-from dctps.runs import Run
+from dctps.train.runs import Run
+from dctps.train.settings import Settings, from_json
 
 DONE = "done"
 _ALWAYS = {"id", "settings", "commit", "versions", "cpu", "threads", "finished"}

@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dctps.config import Settings
+from dctps.train.settings import Settings
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from dctps.base.files import write_atomically
+from dctps.base.registry import lookup
 from dctps.experiments.cells import TRAIN, Cell
 from dctps.experiments.results import DONE, Results, Row
-from dctps.files import write_atomically
-from dctps.registry import lookup
 
 MISSING, BROKEN = "missing", "broken"  # beside done, collapsed and failed: no result yet, or one that cannot be used
 

@@ -9,7 +9,7 @@ import dataclasses
 import statistics
 from collections.abc import Iterable, Sequence
 
-from dctps.allocation import budget
+from dctps.core.allocation import budget
 from dctps.experiments.results import DONE
 from dctps.experiments.sheet import Training
 from dctps.experiments.tasks import COLLAPSED

@@ -8,14 +8,14 @@ import dataclasses
 import time
 from collections.abc import Callable, Sequence
 
-from dctps.config import Runtime
 from dctps.experiments.cells import Cell, distinct
 from dctps.experiments.engines import BUSY, Engine, Event
 from dctps.experiments.results import Failure, failure_of
 from dctps.experiments.tasks import COLLAPSED, FAILED, is_over
-from dctps.guards import Signals
-from dctps.runs import Busy, Run, RunError
-from dctps.train import Interrupted
+from dctps.train.loop import Interrupted
+from dctps.train.runs import Busy, Run, RunError
+from dctps.train.settings import Runtime
+from dctps.train.signals import Signals
 
 POLL = 2.0  # seconds between looks at what another driver is doing
 

@@ -13,20 +13,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dctps import tuning
-from dctps.analysis.jacobian import singular_values
-from dctps.config import Runtime, Settings, run_id, to_json
+from dctps.base.machine import flushed_denormals
+from dctps.base.provenance import provenance
+from dctps.base.registry import lookup
 from dctps.data import Dataset
 from dctps.experiments.cells import TRAIN, Cell, prefix
-from dctps.guards import flushed_denormals
-from dctps.prepare import load, prepare
-from dctps.provenance import provenance
-from dctps.pruning import METHODS, CollapseError
-from dctps.registry import lookup
-from dctps.report import report
-from dctps.runs import Busy, Run, RunError
-from dctps.survey import prunable
-from dctps.train import Interrupted, choose_device, fit
+from dctps.methods.pruning.prune import METHODS, CollapseError
+from dctps.nn.jacobian import singular_values
+from dctps.nn.prunable import prunable
+from dctps.nn.report import report
+from dctps.ops import autotune
+from dctps.train.loop import Interrupted, choose_device, fit
+from dctps.train.runs import Busy, Run, RunError
+from dctps.train.settings import Runtime, Settings, run_id, to_json
+from dctps.train.setup import load, prepare
 
 OnEpoch = Callable[[dict[str, Any]], object]
 COLLAPSED, FAILED = "collapsed", "failed"
@@ -109,7 +109,7 @@ def _counts(settings: Settings, runtime: Runtime, run: Run, on_epoch: OnEpoch) -
 
 def _jacobian(settings: Settings, runtime: Runtime, run: Run, on_epoch: OnEpoch) -> None:
     """Singular values of d outputs / d inputs before the first step, for some test images."""
-    with torch.random.fork_rng(), flushed_denormals(), tuning.by_rule():  # a few passes are not worth a measurement
+    with torch.random.fork_rng(), flushed_denormals(), autotune.by_rule():  # a few passes are not worth a measurement
         model, images, cost = at_initialisation(settings, runtime, IMAGES)
         values = singular_values(model, images)
     _save(run, settings, "jacobian", {"singular_values": values.tolist(), "pruning": cost})

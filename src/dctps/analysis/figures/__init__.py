@@ -1,0 +1,1 @@
+"""Figures and tables of the experiments, drawn from the rows of a CSV file."""

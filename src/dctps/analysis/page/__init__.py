@@ -1,0 +1,1 @@
+"""One HTML page of a folder of runs, which works offline."""

@@ -1,0 +1,94 @@
+"""The table of all runs, as columns: numbers as they are, words by their number in a list of the different ones."""
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from dctps.analysis.page.costs import BYTES_TIP, OPS_TIP, operations, weight_bytes
+from dctps.analysis.page.looks import order
+from dctps.analysis.page.values import accuracy, number, rounded
+from dctps.experiments.cells import TRAIN
+from dctps.experiments.naming import method_name
+from dctps.experiments.results import Row
+from dctps.train.settings import non_defaults
+
+_IN_COLUMNS = {"model", "data", "density", "seed"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Column:
+    """A column of the table; `kind` says how the page writes its values, "text" or a kind of number."""
+
+    name: str
+    kind: str
+    value: Callable[[Row], Any]
+    tip: str = ""
+    filtered: bool = False  # whether the page offers a choice among its values
+
+
+COLUMNS = (
+    Column("method", "text", lambda row: method_name(row.settings), filtered=True),
+    Column("network", "text", lambda row: row.settings.model, filtered=True),
+    Column("data", "text", lambda row: row.settings.data, filtered=True),
+    Column("density", "percent", lambda row: row.settings.density, "Fraction of the weights that train, as asked for."),
+    Column("seed", "integer", lambda row: row.settings.seed),
+    Column("status", "text", lambda row: row.status, filtered=True),
+    Column(
+        "test", "accuracy", lambda row: _percent(row, "test"), "Test accuracy at the epoch of the best validation one."
+    ),
+    Column("validation", "accuracy", lambda row: _percent(row, "validation"), "Best validation accuracy."),
+    Column(
+        "weights",
+        "integer",
+        lambda row: number(row.content, "weights", "got"),
+        "Weights that train; of a dense network all that are matrices.",
+    ),
+    Column("file bytes", "integer", lambda row: number(row.content, "bytes", "file"), "Size of best.safetensors."),
+    Column("without BatchNorm", "integer", lambda row: weight_bytes(row) if row.task == TRAIN else None, BYTES_TIP),
+    Column("seconds", "seconds", lambda row: number(row.content, "seconds"), "Of training, in all sittings."),
+    Column("task", "text", lambda row: row.task, "Only trainings have an accuracy.", filtered=True),
+    Column("commit", "text", lambda row: str(row.content.get("commit") or ""), "Of the source that made the run."),
+    Column("other settings", "text", lambda row: _other(row), "Those that differ from their defaults."),
+)
+
+
+def _percent(row: Row, kind: str) -> float | None:
+    value = accuracy(row, kind)
+    return None if value is None else rounded(100 * value)
+
+
+def _other(row: Row) -> str:
+    """Strings as they are; what is no string as JSON has it."""
+    pairs = [(name, value) for name, value in non_defaults(row.settings).items() if name not in _IN_COLUMNS]
+    return ", ".join(f"{name} {value if isinstance(value, str) else json.dumps(value)}" for name, value in pairs)
+
+
+def in_order(rows: Iterable[Row]) -> list[Row]:
+    """The rows as the table shows them at first: by network and data, method, density, seed."""
+
+    def place(row: Row) -> tuple[Any, ...]:
+        s = row.settings
+        return row.task != TRAIN, row.task, s.model, s.data, order(method_name(s)), -(s.density or 2.0), s.seed, row.id
+
+    return sorted(rows, key=place)
+
+
+def table(rows: Sequence[Row], ops: bool = False) -> list[dict[str, Any]]:
+    """The columns. That of the tasks is left out where all are trainings."""
+    all_trained = all(row.task == TRAIN for row in rows)
+    columns = [c for c in COLUMNS if not (c.name == "task" and all_trained)]
+    made = [_encoded(column, [column.value(row) for row in rows]) for column in columns]
+    if ops:
+        extra = Column("multiply-adds", "integer", lambda row: None, OPS_TIP)
+        place = [column.name for column in columns].index("seconds")
+        made.insert(place, _encoded(extra, operations(rows)))
+    return made
+
+
+def _encoded(column: Column, values: Sequence[Any]) -> dict[str, Any]:
+    head = {"name": column.name, "kind": column.kind, "tip": column.tip, "filtered": column.filtered}
+    if column.kind != "text":
+        return {**head, "values": list(values)}
+    numbers = {word: index for index, word in enumerate(dict.fromkeys(values))}
+    return {**head, "words": list(numbers), "values": [numbers[word] for word in values]}

@@ -1,0 +1,1 @@
+"""Small things that all rooms use; no mathematics of the layers."""

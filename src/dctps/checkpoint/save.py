@@ -1,0 +1,127 @@
+"""Writing a sparse network to one safetensors file, atomically; `contents.py` says what is in the file."""
+
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save as serialize
+from torch import Tensor, nn
+
+from dctps.base.files import write_atomically
+from dctps.checkpoint.contents import RESERVED, VERSION, CheckpointError, digest_of
+from dctps.checkpoint.manifest import ALPHA, DTYPES, NORMS, POSITIONS, VALUES, Entry, LayerEntry, NormEntry, valid_seed
+from dctps.core.elias_fano import encode
+from dctps.core.offsets import PatchOffset
+from dctps.nn.batchnorm import STATISTICS, SparseBatchNorm, tracked_norms
+from dctps.nn.dps_layer import DpsLayer
+from dctps.nn.prunable import state_keys
+from dctps.nn.wrappers import unwrapped
+
+
+def save(model: nn.Module, path: str | os.PathLike[str], *, statistics: bool = True) -> None:
+    """Write the network to one file, atomically.
+
+    A support that is still the sampled one is saved as its seed; any other takes about log2(size / nnz) + 2 bits a
+    value. D is not saved: an offset of your own class cannot be, because the file could not say what it is.
+
+    statistics: whether to save the running statistics of BatchNorm layers, two numbers a channel. Without them the
+        network must see some data after loading, by `recalibrate`, before it can be evaluated.
+    """
+    model = unwrapped(model)
+    layers = {name: m for name, m in model.named_modules() if isinstance(m, DpsLayer | SparseBatchNorm)}
+    if not layers:
+        raise CheckpointError("this network has no sparse layer; save its state_dict with safetensors instead")
+    entries = [_entry(name, m) for name, m in layers.items() if isinstance(m, DpsLayer)]
+    norms = [_norm_entry(name, m) for name, m in layers.items() if isinstance(m, SparseBatchNorm)]
+    tensors = _packed(layers, [*entries, *norms])
+    left_out = set() if statistics else state_keys(model, tracked_norms(model), STATISTICS)
+    rest, tied = _rest(model, layers, left_out)
+    tensors |= rest
+    manifest = {
+        "version": VERSION if norms or left_out else 1,
+        "layers": [entry.to_json() for entry in entries],
+        **({"norms": [entry.to_json() for entry in norms]} if norms else {}),
+        **({"statistics": False} if left_out else {}),
+        **({"tied": tied} if tied else {}),
+    }
+    text = json.dumps(manifest, separators=(",", ":"))
+    metadata = {"dctps": text, "digest": digest_of(text, tensors)}
+    content = serialize(tensors, metadata)  # not save_file, whose own temporary file would outlive a kill
+    write_atomically(path, lambda temporary: temporary.write_bytes(content))
+
+
+def _entry(name: str, layer: DpsLayer) -> LayerEntry:
+    if layer.offset is not None and not isinstance(layer.offset, PatchOffset):
+        kind = type(layer.offset).__name__
+        raise CheckpointError(
+            f"layer {name!r} has an offset of class {kind}, which a file cannot name; save its state_dict"
+        )
+    dtype = _dtype(name, layer.values)
+    offset = None if layer.offset is None else layer.offset.recipe.name
+    train_alpha = layer.alpha is None or isinstance(layer.alpha, nn.Parameter)
+    shape, seed = layer.geometry.weight_shape, valid_seed(layer.support, layer.seed)
+    return LayerEntry(name, shape, layer.nnz, seed, dtype, offset, train_alpha)
+
+
+def _norm_entry(name: str, norm: SparseBatchNorm) -> NormEntry:
+    dtype = _dtype(name, norm.scale)
+    return NormEntry(name, (norm.num_features,), norm.nnz, valid_seed(norm.support, norm.seed), dtype)
+
+
+def _dtype(name: str, values: Tensor) -> str:
+    if values.is_meta:
+        raise CheckpointError(f"layer {name!r} is on the meta device: there are no values to save")
+    dtype = str(values.dtype).removeprefix("torch.")
+    if dtype not in DTYPES:
+        raise CheckpointError(f"layer {name!r} holds {dtype} values; a file can hold {', '.join(DTYPES)}")
+    return dtype
+
+
+def _packed(layers: Mapping[str, DpsLayer | SparseBatchNorm], entries: Sequence[Entry]) -> dict[str, Tensor]:
+    tensors: dict[str, list[Tensor]] = {}
+    for entry in entries:
+        layer = layers[entry.name]
+        if isinstance(layer, SparseBatchNorm):
+            tensors.setdefault(NORMS + entry.dtype, []).extend(p.detach().cpu() for p in (layer.scale, layer.shift))
+        else:
+            tensors.setdefault(VALUES + entry.dtype, []).append(layer.values.detach().cpu())
+            if layer.alpha is not None:
+                tensors.setdefault(ALPHA, []).append(layer.alpha.detach().cpu().double().view(1))
+        if entry.seed is None:
+            code = encode(layer.positions.cpu().numpy().astype(np.int64), math.prod(entry.shape))
+            tensors.setdefault(POSITIONS, []).append(torch.from_numpy(code))
+    return {name: torch.cat(parts) for name, parts in tensors.items()}
+
+
+def _rest(
+    model: nn.Module, layers: Mapping[str, nn.Module], left_out: set[str]
+) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The state outside the packed tensors, and which names of it are other names of the same tensor."""
+    own = left_out | state_keys(model, layers.values(), ("values", "positions", "alpha", "scale", "shift"))
+    rest, tied, seen = {}, dict[str, str](), dict[Any, str]()
+    for name, tensor in model.state_dict().items():
+        if name in own:
+            continue
+        _check_entry(name, tensor)
+        place = (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
+        first = seen.setdefault(place, name) if tensor.numel() else name
+        if first == name:
+            rest[name] = tensor.detach().cpu().contiguous().clone()
+        else:
+            tied[name] = first
+    return rest, tied
+
+
+def _check_entry(name: str, tensor: Any) -> None:
+    if name.startswith(RESERVED):
+        raise CheckpointError(f"the name {name!r} is reserved; rename that module")
+    if not isinstance(tensor, Tensor) or name.endswith("_extra_state"):
+        raise CheckpointError(
+            f"the state entry {name!r} is not a tensor of the network; a file can hold no extra state"
+        )
+    if tensor.is_meta or tensor.layout != torch.strided or nn.parameter.is_lazy(tensor):
+        raise CheckpointError(f"the state entry {name!r} has no plain values to save (meta, lazy or sparse)")

@@ -1,0 +1,234 @@
+"""The m x n offset D of a layer: the pad-and-truncate rule of the paper on top of a fast transform.
+
+The rows of D are the layer's filters, its columns the entries of a patch in the weight's own row-major order
+(channel, then kernel position), so `D.matrix().view(weight.shape)` is a weight. With a transform F of length
+q = max(n, m) (paper: section 3 and appendix "DCTpS Implementation"):
+
+    D = F[rows, slots] * signs        pad the patch to q, transform, keep m of the q outputs
+
+- `order` says where in the line of length q a patch entry goes. `spatial` (published): kernel position by kernel
+  position, channels fastest; `channel`: channel by channel, kernel positions fastest.
+- `signs` multiplies the patch by seeded random signs: `none` (published), one per `channel`, or one per `position`.
+- `rows` keeps the `lowest` m outputs (published) or `random` ones, in ascending order.
+
+D depends on the shape of the weight alone: in a grouped convolution the rows of this one matrix are dealt to the
+groups in turn, as published. Hadamard transforms pad kernel positions and channels to powers of two one by one, so
+that each index keeps its own bits; where m exceeds the padded patch, their rows repeat.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dctps.base.registry import lookup
+from dctps.core.support import derive_seed, sample
+from dctps.core.transforms import TRANSFORMS
+
+
+@runtime_checkable
+class Offset(Protocol):
+    """A fixed dense m x n matrix that is applied, never stored."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(m, n)"""
+
+    def apply(self, x: Tensor) -> Tensor:  # (..., n) -> (..., m)
+        """D x"""
+
+    def adjoint(self, v: Tensor) -> Tensor:  # (..., m) -> (..., n)
+        """D' v"""
+
+    def matrix(self) -> Tensor:  # (m, n)
+        """D itself: the oracle, and the dense backend."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TransformOffset:
+    """A recipe for the offset of any layer; `recipe.bind(weight.shape)` is the `Offset` of one.
+
+    >>> TransformOffset("dct").bind((2, 2)).matrix()
+    tensor([[ 0.7071,  0.7071],
+            [ 0.7071, -0.7071]])
+    """
+
+    transform: str = "dct"
+    order: str = "spatial"
+    signs: str = "none"
+    rows: str = "lowest"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        lookup(TRANSFORMS, self.transform, "transform")
+        for field, values in CHOICES.items():
+            if getattr(self, field) not in values:
+                raise ValueError(f"unknown {field} {getattr(self, field)!r}; choose one of: {', '.join(values)}")
+        if self.seed < 0:
+            raise ValueError(f"a seed is a non-negative integer, not {self.seed}")
+
+    def bind(self, weight_shape: Sequence[int]) -> "PatchOffset":
+        """The offset for a weight (filters, channels per group, *kernel)."""
+        return _bind(self, tuple(weight_shape))
+
+    @property
+    def name(self) -> str:
+        """The name in `OFFSETS`, or the fields joined by slashes; `parse` reads both."""
+        for name, recipe in OFFSETS.items():
+            if recipe == self:
+                return name
+        return "/".join(map(str, dataclasses.astuple(self)))
+
+    @classmethod
+    def parse(cls, name: str) -> "TransformOffset":
+        """The recipe of a `name`: an entry of `OFFSETS`, or transform/order/signs/rows/seed."""
+        fields = name.split("/")
+        if len(fields) == 5 and fields[4].isascii() and fields[4].isdigit():
+            transform, order, signs, rows, seed = fields
+            return cls(transform, order, signs, rows, int(seed))
+        return lookup(OFFSETS, name, "offset")
+
+
+BLOCK = 1 << 20  # entries of D that are made at a time
+CHOICES = {"order": ("spatial", "channel"), "signs": ("none", "channel", "position"), "rows": ("lowest", "random")}
+
+
+class PatchOffset:
+    """The offset that a recipe gives to one weight shape: an `Offset` with its separable factors."""
+
+    def __init__(self, recipe: TransformOffset, weight_shape: tuple[int, ...]) -> None:
+        filters, channels, *kernel = weight_shape
+        taps = math.prod(kernel)
+        if min(weight_shape) < 1:
+            raise ValueError(f"an offset needs a weight with at least one element, not of shape {weight_shape}")
+        self.recipe, self.weight_shape = recipe, weight_shape
+        self.transform = TRANSFORMS[recipe.transform]
+        self.shape = (filters, channels * taps)
+        wide, tall = self.transform.padded(channels), self.transform.padded(taps)
+        self.length = self.transform.padded(max(wide * tall, filters))  # q
+        by_channel, by_tap = (1, wide) if recipe.order == "spatial" else (tall, 1)
+        self.channel_slots = by_channel * torch.arange(channels, device="cpu")
+        self.tap_slots = by_tap * torch.arange(taps, device="cpu")
+        self.slots = (self.channel_slots[:, None] + self.tap_slots[None, :]).flatten()  # (n,)
+        self.rows = self._rows(filters)  # (m,)
+        self.signs = self._signs(channels, taps)  # (channels, taps) or (channels, 1)
+
+    def _rows(self, filters: int) -> Tensor:
+        if self.recipe.rows == "lowest":
+            return torch.arange(filters, device="cpu")
+        return torch.from_numpy(sample(self.length, filters, derive_seed(self.recipe.seed, f"rows/{self.shape}")))
+
+    def _signs(self, channels: int, taps: int) -> Tensor:
+        if self.recipe.signs == "none":
+            return torch.ones(channels, 1, dtype=torch.float64, device="cpu")
+        count = channels * (taps if self.recipe.signs == "position" else 1)
+        words = np.random.PCG64(derive_seed(self.recipe.seed, f"signs/{self.shape}")).random_raw(count)
+        return torch.from_numpy(1.0 - 2.0 * (words >> np.uint64(63)).astype(np.float64)).view(channels, -1)
+
+    @property
+    def separable(self) -> bool:
+        """Whether D is a short sum of (channel factor) x (kernel position factor)."""
+        return self.signs.shape[1] == 1
+
+    def apply(self, x: Tensor) -> Tensor:  # (..., n) -> (..., m)
+        line = _spread(self._signed(x), self.slots, self.length)
+        return _pick(self.transform.apply(line), self.rows)
+
+    def adjoint(self, v: Tensor) -> Tensor:  # (..., m) -> (..., n)
+        line = self.transform.adjoint(_spread(v, self.rows, self.length))
+        return self._signed(_pick(line, self.slots))
+
+    def matrix(self, dtype: torch.dtype | None = None) -> Tensor:  # (m, n)
+        """D in `dtype` (torch's default), computed in float64."""
+        out = torch.empty(self.shape, dtype=dtype or torch.get_default_dtype(), device="cpu")
+        block = max(1, BLOCK // self.shape[1])  # rows at a time: the float64 temporaries stay small
+        for start in range(0, self.shape[0], block):
+            rows = slice(start, start + block)
+            out[rows] = self._signed(self.transform.entries(self.rows[rows], self.slots, self.length))
+        return out
+
+    def factors(self) -> tuple[Tensor, Tensor]:  # (R, m, channels), (R, m, taps), float64
+        """D[k, (c, t)] = sum_r left[r, k, c] right[r, k, t], where the signs allow it."""
+        if not self.separable:
+            raise ValueError(
+                "signs per position are not separable; use signs='channel' or 'none' for separable factors"
+            )
+        left, right = self.transform.split(self.rows, self.channel_slots, self.tap_slots, self.length)
+        return left * self.signs.T, right
+
+    def _signed(self, x: Tensor) -> Tensor:  # (..., n) -> (..., n)
+        if self.recipe.signs == "none":
+            return x
+        return x * self.signs.expand(-1, len(self.tap_slots)).reshape(-1).to(x)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _bind, (self.recipe, self.weight_shape)  # copies and pickles share the one of their process
+
+    def __repr__(self) -> str:
+        return f"PatchOffset({self.recipe.name}, {self.shape[0]} x {self.shape[1]})"
+
+
+def _is_prefix(index: Tensor) -> bool:
+    """Whether a sorted-or-not index is 0, 1, 2, ...: then padding and slicing replace scatter and gather."""
+    return torch.equal(index, torch.arange(len(index), device="cpu"))
+
+
+def _spread(x: Tensor, index: Tensor, length: int) -> Tensor:  # (..., len(index)) -> (..., length)
+    if _is_prefix(index):
+        return torch.nn.functional.pad(x, (0, length - len(index))) if length > len(index) else x
+    return x.new_zeros(*x.shape[:-1], length).index_copy(-1, index.to(x.device), x)
+
+
+def _pick(line: Tensor, index: Tensor) -> Tensor:  # (..., length) -> (..., len(index))
+    return line[..., : len(index)] if _is_prefix(index) else line.index_select(-1, index.to(line.device))
+
+
+@functools.lru_cache(maxsize=256)
+@torch.inference_mode(False)  # kept for later, when tensors made for inference could not serve training
+def _bind(recipe: TransformOffset, weight_shape: tuple[int, ...]) -> PatchOffset:
+    return PatchOffset(recipe, weight_shape)
+
+
+OffsetLike = str | TransformOffset | Offset | Callable[[tuple[int, ...]], Offset] | None
+
+
+def resolve(offset: OffsetLike, weight_shape: Sequence[int]) -> Offset | None:
+    """The offset of a weight from whatever a user may write: a name, a recipe, an `Offset`, a function of the shape."""
+    if offset is None:
+        return None
+    if isinstance(offset, str):
+        offset = TransformOffset.parse(offset)
+    if isinstance(offset, TransformOffset):
+        return offset.bind(weight_shape)
+    if not isinstance(offset, Offset) and not callable(offset):
+        raise ValueError(f"an offset is a name, a TransformOffset, an Offset or a function of a shape, not {offset!r}")
+    bound = offset if isinstance(offset, Offset) else offset(tuple(weight_shape))
+    expected = (weight_shape[0], math.prod(weight_shape[1:]))
+    if tuple(bound.shape) != expected:
+        raise ValueError(
+            f"an offset of shape {tuple(bound.shape)} cannot serve a weight of shape {tuple(weight_shape)}, "
+            f"which needs {expected}; pass a name or a TransformOffset to have one made for each layer"
+        )
+    return bound
+
+
+def offset_name(offset: Offset | None) -> str | None:
+    """What reports and files call an offset: a name that `TransformOffset.parse` reads, or a user's own class."""
+    if offset is None:
+        return None
+    return offset.recipe.name if isinstance(offset, PatchOffset) else type(offset).__name__
+
+
+OFFSETS: dict[str, TransformOffset] = {
+    "dct": TransformOffset("dct"),
+    "dct_signed": TransformOffset("dct", order="channel", signs="channel"),
+    "dst": TransformOffset("dst"),
+    "hartley": TransformOffset("hartley"),
+    "hadamard": TransformOffset("hadamard"),
+    "srht": TransformOffset("hadamard", signs="channel", rows="random"),
+}

@@ -1,0 +1,1 @@
+"""Rewiring: weights that move to other positions while a network trains."""

@@ -1,0 +1,218 @@
+"""What all ways of rewiring share: when weights move, that all processes move alike, the move itself, and the state."""
+
+import dataclasses
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from dctps.core.support import Int64
+from dctps.methods.rewiring.optimiser_state import OptimiserState
+from dctps.methods.rewiring.process_group import Peers, several
+from dctps.nn.dps_layer import DpsLayer
+from dctps.nn.wrappers import unwrapped
+
+Closure = Callable[[], Any] | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+    """When weights move: in iterations that `every` divides, from `start` and before `stop`, counted from 1.
+
+    >>> paper = Schedule(stop=52_800, every=100)  # three quarters of 70,400 iterations
+    >>> sum(map(paper.due, range(1, 70_401)))
+    527
+    """
+
+    stop: int
+    every: int = 100
+    start: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("stop", "every", "start"):
+            object.__setattr__(self, name, operator.index(getattr(self, name)))
+        if self.every < 1 or self.start < 0:
+            raise ValueError(f"every must be at least 1 and start at least 0, not {self.every} and {self.start}")
+        first = max(1, -(-self.start // self.every)) * self.every
+        if first >= self.stop:
+            raise ValueError(
+                f"with every={self.every} and start={self.start} the first rewiring would be in iteration {first}, not "
+                f"before stop={self.stop}; rewire more often or longer"
+            )
+
+    def due(self, iteration: int) -> bool:
+        return iteration % self.every == 0 and self.start <= iteration < self.stop
+
+
+class Move(NamedTuple):
+    """Where the weights of a layer are to be, and which of those it has may go on as they are."""
+
+    positions: Int64  # sorted
+    carried: npt.NDArray[np.bool_]  # (nnz,)
+
+
+class Rewiring:
+    """What all methods share: the counter of iterations, the move, the state. A method says which weights go where."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        schedule: Schedule,
+        *,
+        optimizer_state: str,
+        seed: int,
+        group: dist.ProcessGroup | None = None,
+        **settings: Any,
+    ) -> None:
+        if operator.index(seed) < 0:
+            raise ValueError(f"a seed is a non-negative integer, not {seed}")
+        self.layers = rewirable(model, optimizer)
+        self.optimizer, self.schedule, self.seed, self.group = optimizer, schedule, seed, group
+        self.carrier = OptimiserState(optimizer, optimizer_state)
+        self.settings = {**dataclasses.asdict(schedule), "optimizer_state": optimizer_state, "seed": seed, **settings}
+        self.iteration = self.updates = 0  # iterations done, and how many of them have rewired
+        self.steps = 0  # that the optimiser has taken
+        self.peers = Peers(group)
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        return self.optimizer.param_groups
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.optimizer.zero_grad(set_to_none)
+
+    def step(self, closure: Closure = None) -> Any:
+        """One iteration: a step of the optimiser, a rewiring, or both. Returns what the closure returns."""
+        iteration = self.iteration + 1
+        loss = self._update(iteration, closure) if self.schedule.due(iteration) else self._optimise(closure)
+        self.iteration = iteration
+        self._look_ahead()
+        return loss
+
+    def _optimise(self, closure: Closure) -> Any:
+        loss = self.optimizer.step() if closure is None else self.optimizer.step(closure)
+        self.steps += 1
+        return loss
+
+    def _update(self, iteration: int, closure: Closure) -> Any:
+        """An iteration that rewires; here the optimiser's step comes first."""
+        self._check()
+        loss = self._optimise(closure)
+        self._rewire(iteration)
+        return loss
+
+    def _look_ahead(self) -> None:
+        """Prepare for the coming iteration."""
+
+    # --- the move
+
+    def _decide(self, iteration: int) -> dict[str, Move]:
+        raise NotImplementedError
+
+    def _rewire(self, iteration: int) -> None:
+        self._check()
+        moves = self._agreed(iteration)
+        for name, move in moves.items():
+            self.carrier.move(name, self.layers[name], move.positions, move.carried, self.steps)
+        self.updates += 1
+
+    def _check(self) -> None:
+        """Everything that could go wrong in a move, before it."""
+        if several(self.group) and self.peers.own is None:
+            raise RuntimeError(
+                "there are several processes now, but there was one when this rewiring was made; make it after "
+                "torch.distributed.init_process_group, so that all processes rewire alike"
+            )
+        for name, layer in self.layers.items():
+            self.carrier.per_weight(name, layer)
+
+    def _agreed(self, iteration: int) -> dict[str, Move]:
+        """The first process decides for all: what differs in the last bit elsewhere cannot make supports differ."""
+        if self.peers.own is None or not self.layers:
+            return self._decide(iteration)
+        moves, problem = {}, None
+        if self.peers.first:
+            try:
+                moves = self._decide(iteration)
+            except RuntimeError as error:
+                problem = error
+        stay = {name: positions_of(layer) for name, layer in self.layers.items()}
+        where = [moves[name].positions if name in moves else positions for name, positions in stay.items()]
+        device = next(iter(self.layers.values())).values.device
+        numbers = torch.from_numpy(np.concatenate([np.array([problem is None]), *where])).to(device)
+        good, *rest = self.peers.as_the_first(numbers).split([1, *map(len, where)])
+        if not bool(good):
+            raise problem or RuntimeError(f"iteration {iteration} cannot rewire; the first process says why")
+        shared = {name: p.cpu().numpy() for name, p in zip(self.layers, rest, strict=True)}
+        return {name: Move(p, np.ones(len(p), dtype=bool)) for name, p in shared.items() if not _same(p, stay[name])}
+
+    # --- the state
+
+    def state_dict(self) -> dict[str, Any]:
+        """What goes on from here needs beside the network's and the optimiser's states; plain numbers and tensors."""
+        counters = {"iteration": self.iteration, "updates": self.updates, "steps": self.steps}
+        memory = {name: dict(tensors) for name, tensors in self.carrier.memory.items()}
+        return {"method": type(self).__name__, "settings": dict(self.settings), **counters, "memory": memory}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state of the same method and settings; ValueError otherwise, and nothing has changed."""
+        mine = {"method": type(self).__name__, **self.settings}
+        theirs = {"method": state.get("method"), **state.get("settings", {})}
+        differ = [
+            f"{k}={theirs.get(k)!r} instead of {mine.get(k)!r}" for k in mine | theirs if mine.get(k) != theirs.get(k)
+        ]
+        if differ:
+            raise ValueError(f"this state belongs to a rewiring with {', '.join(differ)}")
+        unknown = [name for name in state["memory"] if name not in self.layers]
+        if unknown:
+            raise ValueError(f"this state belongs to another network: here is no layer {unknown[0]!r} to rewire")
+        self.carrier.memory = {name: dict(tensors) for name, tensors in state["memory"].items()}
+        self.iteration, self.updates, self.steps = state["iteration"], state["updates"], state["steps"]
+        self._look_ahead()
+
+    def __repr__(self) -> str:
+        settings = ", ".join(f"{name}={value!r}" for name, value in self.settings.items())
+        return f"{type(self).__name__}({settings}): iteration {self.iteration}, {self.updates} updates"
+
+
+def rewirable(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, DpsLayer]:
+    """The layers whose weights can move: those that train and are neither empty nor full."""
+    if not isinstance(optimizer, torch.optim.Optimizer) or isinstance(optimizer, torch.optim.LBFGS):
+        kind = type(optimizer).__name__
+        raise ValueError(f"rewiring needs an optimiser of torch.optim that knows each weight by itself, not {kind}")
+    layers = {name: m for name, m in unwrapped(model).named_modules() if isinstance(m, DpsLayer)}
+    if not layers:
+        raise ValueError("this network has no sparse layer to rewire; sparsify it first")
+    training = {name: layer for name, layer in layers.items() if layer.values.requires_grad}
+    known = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    seen: dict[int, str] = {}
+    for name, layer in training.items():
+        if id(layer.values) not in known:
+            raise ValueError(f"the optimiser does not hold the values of layer {name!r}; make it after sparsify")
+        first = seen.setdefault(id(layer.values), name)
+        if first != name:
+            raise ValueError(f"layers {first!r} and {name!r} share their values, so their weights cannot move apart")
+    return {name: layer for name, layer in training.items() if 0 < layer.nnz < layer.support.size}
+
+
+def positions_of(layer: DpsLayer) -> Int64:
+    positions: Int64 = layer.positions.cpu().numpy().astype(np.int64)
+    return positions
+
+
+def magnitudes_of(name: str, layer: DpsLayer) -> npt.NDArray[np.float64]:
+    """|S|; RuntimeError where it is not finite."""
+    magnitudes: npt.NDArray[np.float64] = layer.values.detach().cpu().double().abs().numpy()
+    if not np.isfinite(magnitudes).all():
+        raise RuntimeError(f"the weights of layer {name!r} are not finite, so none of them can be dropped")
+    return magnitudes
+
+
+def _same(a: Int64, b: Int64) -> bool:
+    return len(a) == len(b) and bool((a == b).all())

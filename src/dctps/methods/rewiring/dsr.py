@@ -1,0 +1,133 @@
+"""DSR, dynamic sparse reparameterisation: weights move from layer to layer too (Mostafa and Wang 2019).
+
+One threshold H for all layers: every active |S| < H is pruned, but one weight of each layer stays. If more than wanted
+were pruned H is halved, if fewer it is doubled. As many as were pruned are grown, at 0 and anywhere, in layers in
+proportion to what has survived there. The number of all weights is constant, that of a layer is not.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from dctps.core.ranking import largest
+from dctps.core.support import Support, derive_seed
+from dctps.methods.rewiring.base import Move, Rewiring, Schedule, magnitudes_of, positions_of
+from dctps.methods.rewiring.growth import anywhere
+from dctps.methods.rewiring.process_group import several
+
+TOLERANCE = 0.1  # how far from the wanted number the pruned one may be before the threshold changes
+
+
+class DSR(Rewiring):
+    """Prune below a threshold that adapts, grow in proportion to the layers' survivors, after the optimiser's step.
+
+    `drop_fraction` is the fraction of all active weights that the threshold aims at. Under an offset S starts at 0 and
+    everything is below any threshold: `start` leaves time for it to grow.
+
+    A layer's `values` change their length, on the same Parameter object. DistributedDataParallel cannot follow that.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        stop: int,
+        every: int = 100,
+        start: int = 0,
+        drop_fraction: float = 0.1,
+        threshold: float = 1e-3,
+        optimizer_state: str = "reset",
+        seed: int = 0,
+    ) -> None:
+        if not 0 < drop_fraction < 1 or not 0 < threshold < float("inf"):
+            raise ValueError(
+                f"drop_fraction must be in (0, 1) and threshold positive, not {drop_fraction} and {threshold}"
+            )
+        if several() or isinstance(model, nn.parallel.DistributedDataParallel):
+            raise ValueError(_ALONE)
+        settings: dict[str, Any] = {"drop_fraction": drop_fraction, "first_threshold": threshold}
+        schedule = Schedule(stop, every, start)
+        super().__init__(model, optimizer, schedule, optimizer_state=optimizer_state, seed=seed, **settings)
+        self.drop_fraction, self.threshold = drop_fraction, threshold
+
+    def _check(self) -> None:
+        if several():
+            raise RuntimeError(_ALONE)
+        super()._check()
+
+    def _decide(self, iteration: int) -> dict[str, Move]:
+        kept = {name: self._kept(name, iteration) for name in self.layers}
+        pruned = sum(int((~flags).sum()) for flags in kept.values())
+        wanted = self.drop_fraction * sum(map(len, kept.values()))
+        survivors = [int((flags & (magnitudes_of(name, self.layers[name]) > 0)).sum()) for name, flags in kept.items()]
+        room = [self.layers[name].support.size - int(flags.sum()) for name, flags in kept.items()]
+        grown = shares(pruned, survivors, room, derive_seed(self.seed, f"{iteration}/shares"))
+        self.threshold *= (
+            0.5 if pruned > (1 + TOLERANCE) * wanted else 2.0 if pruned < (1 - TOLERANCE) * wanted else 1.0
+        )
+        counts = zip(kept.items(), grown, strict=True)
+        return {name: self._move(name, flags, count, iteration) for (name, flags), count in counts}
+
+    def _kept(self, name: str, iteration: int) -> npt.NDArray[np.bool_]:
+        """Which weights of a layer are not below the threshold; the largest always stays."""
+        magnitudes = magnitudes_of(name, self.layers[name])
+        kept: npt.NDArray[np.bool_] = magnitudes >= self.threshold
+        kept[largest(magnitudes, 1, derive_seed(self.seed, f"{name}/{iteration}/drop"))] = True
+        return kept
+
+    def _move(self, name: str, kept: npt.NDArray[np.bool_], count: int, iteration: int) -> Move:
+        layer = self.layers[name]
+        stay = positions_of(layer)[kept]
+        grown = anywhere(stay, layer.support.size, count, derive_seed(self.seed, f"{name}/{iteration}/grow"))
+        return Move(np.sort(np.concatenate([stay, grown])), kept)
+
+    def state_dict(self) -> dict[str, Any]:
+        supports = {name: layer.positions.clone() for name, layer in self.layers.items()}
+        return {**super().state_dict(), "threshold": self.threshold, "supports": supports}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """As of every method, and the layers get the sizes of the state: load it before the network's own state."""
+        if several() or state["supports"].keys() - self.layers.keys():
+            raise ValueError(_ALONE if several() else "this state belongs to another network")
+        supports = {n: Support(self.layers[n].geometry.weight_shape, p) for n, p in state["supports"].items()}
+        super().load_state_dict(state)
+        self.threshold = state["threshold"]
+        for name, support in supports.items():
+            layer = self.layers[name]
+            if layer.support != support:
+                layer.move(support, torch.zeros(support.nnz, dtype=layer.values.dtype, device=layer.values.device))
+
+
+_ALONE = (
+    "DSR changes how many weights a layer has, and DistributedDataParallel exchanges gradients of fixed sizes; "
+    "train in one process, or take RigL or SET"
+)
+
+
+def shares(total: int, weights: Sequence[int], room: Sequence[int], seed: int) -> list[int]:
+    """`total` things shared out in proportion to `weights`, at most `room[i]` to the i-th.
+
+    What rounding leaves goes to one drawn at random, what does not fit to the others, again in proportion.
+
+    >>> shares(7, weights=[1, 2, 4], room=[9, 9, 3], seed=0)
+    [1, 3, 3]
+    """
+    if total > sum(room):
+        raise ValueError(f"{total} weights do not fit into {sum(room)} places")
+    given, stream = [0] * len(room), np.random.PCG64(seed)
+    while left := total - sum(given):
+        free = [places - have for places, have in zip(room, given, strict=True)]
+        open_weights = [weight if places else 0 for weight, places in zip(weights, free, strict=True)]
+        scale = sum(open_weights)
+        parts = [min(places, left * w // scale if scale else 0) for w, places in zip(open_weights, free, strict=True)]
+        if not any(parts):
+            eligible = [i for i, places in enumerate(free) if places and (open_weights[i] or not scale)]
+            lucky = eligible[int(stream.random_raw()) % len(eligible)]
+            parts[lucky] = min(left, free[lucky])
+        given = [have + part for have, part in zip(given, parts, strict=True)]
+    return given

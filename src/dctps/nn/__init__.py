@@ -1,0 +1,1 @@
+"""Layers, the conversion of networks, and what can be said about a network."""

@@ -1,0 +1,109 @@
+"""What in a network can be converted, and why the rest cannot."""
+
+import collections
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from torch import nn
+from torch.nn.utils.parametrize import ParametrizationList
+
+from dctps.nn.dps_layer import DpsLayer
+from dctps.nn.layers import DpsConv1d, DpsConv2d, DpsConv3d, DpsLinear
+
+LAYERS: dict[type[nn.Module], type[DpsLayer]] = {
+    nn.Linear: DpsLinear,
+    nn.Conv1d: DpsConv1d,
+    nn.Conv2d: DpsConv2d,
+    nn.Conv3d: DpsConv3d,
+}
+
+_TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+_REASONS: list[tuple[tuple[type[nn.Module], ...], str]] = [
+    (_TRANSPOSED, "a transposed convolution; only linear layers and convolutions are converted"),
+    ((nn.Embedding, nn.EmbeddingBag), "a table that is looked up, not a matrix that is multiplied"),
+    ((nn.RNNBase, nn.RNNCellBase), "recurrent weights, read directly by torch's fused kernels"),
+    ((nn.MultiheadAttention,), "fused projections, read directly by torch's attention"),
+]
+
+
+class LeftDense(NamedTuple):
+    """A module that holds weights and stays as it is."""
+
+    name: str
+    reason: str
+
+
+def prunable(model: nn.Module) -> dict[str, nn.Module]:
+    """The layers that `sparsify` converts, by name, in the order of their definition.
+
+    >>> list(prunable(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Conv2d(1, 1, 3))))
+    ['0', '2']
+    """
+    return {name: module for name, module, reason in _weighted(model) if reason is None}
+
+
+def left_dense(model: nn.Module) -> list[LeftDense]:
+    """The modules that hold weights and cannot be converted, each with the reason."""
+    return [LeftDense(name, reason) for name, _, reason in _weighted(model) if reason is not None]
+
+
+def _weighted(model: nn.Module) -> Iterator[tuple[str, nn.Module, str | None]]:
+    """Every module with a weight of its own that is not sparse already, with why it cannot be converted."""
+    owners = _owners(model)
+    read_directly = {id(m.out_proj) for m in model.modules() if isinstance(m, nn.MultiheadAttention)}
+    for name, module in model.named_modules():
+        matrices = [p for p in module.parameters(recurse=False) if nn.parameter.is_lazy(p) or p.dim() >= 2]
+        if isinstance(module, DpsLayer | ParametrizationList) or not (matrices or isinstance(module, tuple(LAYERS))):
+            continue
+        if id(module) in read_directly:
+            yield name, module, "the output projection that torch's attention reads directly"
+        else:
+            yield name, module, _why_not(name, module, owners)
+
+
+def _why_not(name: str, module: nn.Module, owners: dict[int, list[str]]) -> str | None:
+    weight = module._parameters.get("weight")
+    if isinstance(module, tuple(LAYERS)) and weight is None:
+        return "its weight is computed from other parameters (weight norm, spectral norm or a pruning hook)"
+    if weight is None or type(module) not in LAYERS:
+        return _why_not_type(module)
+    if len(owners[id(weight)]) > 1:
+        return f"its weight is tied: {' = '.join(owners[id(weight)])}"
+    if not weight.is_floating_point():
+        return f"its weight is {weight.dtype}; only real floating point weights are converted"
+    return None if weight.requires_grad else "frozen (requires_grad is False)"
+
+
+def _why_not_type(module: nn.Module) -> str:
+    for types, reason in _REASONS:
+        if isinstance(module, types):
+            return reason
+    if any(nn.parameter.is_lazy(p) for p in module.parameters(recurse=False)):
+        return "its shape is not known yet; run the network once on an example first"
+    kind = type(module).__name__
+    parents = [base.__name__ for base in LAYERS if isinstance(module, base)]
+    if parents:
+        return f"{kind}, a subclass of {parents[0]} that may compute something else"
+    return f"{kind} is not a linear layer or a convolution of torch.nn"
+
+
+def _owners(model: nn.Module) -> dict[int, list[str]]:
+    """For each parameter, by id, the names of the places that hold it (a module used twice is one place)."""
+    owners: dict[int, list[str]] = collections.defaultdict(list)
+    for name, module in model.named_modules():
+        for key, parameter in module._parameters.items():
+            if parameter is not None:
+                owners[id(parameter)].append(f"{name}.{key}" if name else key)
+    return owners
+
+
+def paths(model: nn.Module, modules: Iterable[nn.Module]) -> list[tuple[str, nn.Module]]:
+    """Every path under which the modules stand: a module used in two places has two."""
+    wanted = {id(module) for module in modules}
+    return [(n, m) for n, m in model.named_modules(remove_duplicate=False) if id(m) in wanted]
+
+
+def state_keys(model: nn.Module, modules: Iterable[nn.Module], keys: Iterable[str]) -> set[str]:
+    """The names that `keys` of the modules have in the model's state_dict, under every path."""
+    wanted = list(keys)
+    return {f"{path}.{key}" if path else key for path, _ in paths(model, modules) for key in wanted}

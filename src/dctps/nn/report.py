@@ -1,0 +1,130 @@
+"""What a network consists of: per layer shape, nnz, density, offset and alpha; what stayed dense and why; totals."""
+
+import dataclasses
+import math
+
+from torch import nn
+
+from dctps.base.words import percent
+from dctps.core.offsets import offset_name
+from dctps.nn.batchnorm import SparseBatchNorm
+from dctps.nn.dps_layer import DpsLayer
+from dctps.nn.prunable import LeftDense, left_dense, prunable
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerRow:
+    """One sparse layer."""
+
+    name: str
+    shape: tuple[int, ...]
+    nnz: int
+    size: int
+    density: float
+    offset: str | None
+    alpha: float | None
+
+
+@dataclasses.dataclass(frozen=True)
+class NormRow:
+    """One BatchNorm layer of which `nnz` of `size` channels have a scale and a shift that train."""
+
+    name: str
+    nnz: int
+    size: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Asked:
+    """What `sparsify` was asked for, kept with the network for its report."""
+
+    density: float
+    nnz: int
+    allocation: str
+
+
+def remember(model: nn.Module, asked: Asked | None) -> None:
+    """Keep the request with the network (an attribute: it is no part of the state)."""
+    model._dctps_asked = asked  # type: ignore[assignment]
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """The sparse layers of a network and what stayed dense; `str()` is the table."""
+
+    layers: list[LayerRow]
+    left_dense: list[LeftDense]
+    asked: Asked | None
+    norms: list[NormRow] = dataclasses.field(default_factory=list)
+
+    @property
+    def nnz(self) -> int:
+        return sum(layer.nnz for layer in self.layers)
+
+    @property
+    def size(self) -> int:
+        return sum(layer.size for layer in self.layers)
+
+    @property
+    def density(self) -> float:
+        return self.nnz / self.size if self.layers else float("nan")
+
+    def __str__(self) -> str:
+        lines = _table([_HEADER, *map(_cells, self.layers), self._total()]) if self.layers else ["no sparse layer"]
+        lines += self._remarks()
+        if self.left_dense:
+            lines += ["", "left dense:", *(f"  {name or '(the network)'}: {why}" for name, why in self.left_dense)]
+        return "\n".join(lines)
+
+    def _total(self) -> list[str]:
+        return ["total", "", f"{self.nnz:,}", f"{self.size:,}", percent(self.density), "", ""]
+
+    def _remarks(self) -> list[str]:
+        empty = [layer.name for layer in self.layers if layer.nnz == 0]
+        remarks = []
+        if self.asked is not None:
+            asked = f"asked {self.asked.nnz:,} ({percent(self.asked.density)} by {self.asked.allocation})"
+            remarks.append(f"{asked}, got {self.nnz:,}")
+        if empty:
+            remarks.append(f"without a trainable weight: {', '.join(empty)}")
+        if self.norms:
+            nnz, size = sum(norm.nnz for norm in self.norms), sum(norm.size for norm in self.norms)
+            layers = f"{len(self.norms)} BatchNorm layers" if len(self.norms) > 1 else "one BatchNorm layer"
+            remarks.append(f"scale and shift of {nnz:,} channels of {size:,} ({percent(nnz / size)}) in {layers}")
+        return remarks
+
+
+def report(model: nn.Module) -> Report:
+    """The report of a network (or a layer)."""
+    rows = [_row(name, layer) for name, layer in model.named_modules() if isinstance(layer, DpsLayer)]
+    plain = [LeftDense(name, "not converted: excluded, or put in later") for name in prunable(model)]
+    norms = [NormRow(n, m.nnz, m.num_features) for n, m in model.named_modules() if isinstance(m, SparseBatchNorm)]
+    return Report(rows, plain + left_dense(model), getattr(model, "_dctps_asked", None), norms)
+
+
+def _row(name: str, layer: DpsLayer) -> LayerRow:
+    shape = layer.geometry.weight_shape
+    alpha = None if layer.alpha is None or layer.alpha.is_meta else layer.alpha.item()
+    return LayerRow(
+        name, shape, layer.nnz, math.prod(shape), layer.nnz / math.prod(shape), offset_name(layer.offset), alpha
+    )
+
+
+_HEADER = ["layer", "shape", "nnz", "size", "density", "offset", "alpha"]
+
+
+def _cells(row: LayerRow) -> list[str]:
+    alpha = "-" if row.alpha is None else f"{row.alpha:.4g}"
+    shape = " x ".join(map(str, row.shape))
+    offset = row.offset or "none"
+    return [row.name or "(itself)", shape, f"{row.nnz:,}", f"{row.size:,}", percent(row.density), offset, alpha]
+
+
+def _table(rows: list[list[str]]) -> list[str]:
+    """Columns padded to their widest cell; names to the left, numbers to the right."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    left = {0, 1, 5}
+    padded = [
+        [c.ljust(w) if i in left else c.rjust(w) for i, (c, w) in enumerate(zip(r, widths, strict=True))] for r in rows
+    ]
+    return ["  ".join(row).rstrip() for row in padded]

@@ -1,0 +1,82 @@
+"""Optimisers by name, parameters in groups by their role, learning rates by epoch."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from dctps.methods.rewiring.base import Rewiring
+from dctps.methods.rewiring.dsr import DSR
+from dctps.methods.rewiring.rigl import RigL
+from dctps.methods.rewiring.set import SET
+from dctps.methods.subspace.subspace import Subspace
+from dctps.nn.dps_layer import DpsLayer
+from dctps.train.settings import Settings
+
+SLOW = 0.1  # what Fixup's biases and scales train at, as a fraction of the learning rate
+
+
+def parameter_groups(model: nn.Module, settings: Settings) -> list[dict[str, Any]]:
+    """Parameters by role, each with the `factor` of the learning rate it trains at.
+
+    A layer says which parameter is its alpha; a model says which are slow (`slow_parameters`). Nothing goes by names.
+    """
+    alphas = [m.alpha for m in model.modules() if isinstance(m, DpsLayer) and isinstance(m.alpha, nn.Parameter)]
+    ask = getattr(model.network if isinstance(model, Subspace) else model, "slow_parameters", None)
+    slow: list[nn.Parameter] = ask() if callable(ask) else []
+    special = {id(p) for p in [*alphas, *slow]}
+    rest = [p for p in model.parameters() if id(p) not in special and p.requires_grad]
+    alpha_factor = 1.0 if settings.alpha_lr is None else settings.alpha_lr / settings.lr
+    roles = [("weights", rest, 1.0), ("alpha", alphas, alpha_factor), ("slow", slow, SLOW)]
+    return [{"role": role, "params": params, "factor": factor} for role, params, factor in roles if params]
+
+
+def build_optimiser(model: nn.Module, settings: Settings) -> torch.optim.Optimizer:
+    return OPTIMISERS[settings.optimizer](parameter_groups(model, settings), settings)
+
+
+def build_stepper(
+    model: nn.Module, optimiser: torch.optim.Optimizer, settings: Settings, steps_per_epoch: int
+) -> torch.optim.Optimizer | Rewiring:
+    """What takes the steps: the optimiser, or the rewiring around it."""
+    if settings.rewire is None:
+        return optimiser
+    stop = math.floor(settings.rewire_until * settings.epochs * steps_per_epoch)
+    common: dict[str, Any] = {"stop": stop, "every": settings.rewire_every, "seed": settings.seed}
+    if settings.rewire == "dsr":  # under an offset S starts at zero, below any threshold: an epoch to grow
+        start = 0 if settings.offset is None else steps_per_epoch
+        return DSR(model, optimiser, start=start, **common)
+    kind: Callable[..., Rewiring] = {"rigl": RigL, "set": SET}[settings.rewire]
+    return kind(model, optimiser, drop_fraction=settings.drop_fraction, **common)
+
+
+def _together(groups: list[dict[str, Any]]) -> dict[str, Any]:
+    """One call for all the tiny tensors of a sparse network instead of one each: fused where torch has that."""
+    devices = {parameter.device.type for group in groups for parameter in group["params"]}
+    return {"fused": True} if devices <= {"cpu", "cuda"} else {"foreach": True}
+
+
+OPTIMISERS: dict[str, Callable[[list[dict[str, Any]], Settings], torch.optim.Optimizer]] = {
+    "adam": lambda groups, s: torch.optim.Adam(groups, lr=s.lr, weight_decay=s.weight_decay, **_together(groups)),
+    "adamw": lambda groups, s: torch.optim.AdamW(groups, lr=s.lr, weight_decay=s.weight_decay, **_together(groups)),
+    "sgd": lambda groups, s: torch.optim.SGD(
+        groups, lr=s.lr, momentum=s.momentum, weight_decay=s.weight_decay, **_together(groups)
+    ),
+}
+
+
+def learning_rate(settings: Settings, epoch: int) -> float:
+    """The learning rate in (0-based) `epoch`."""
+    if settings.schedule == "constant":
+        return settings.lr
+    if settings.schedule == "cosine":
+        return settings.lr * (1 + math.cos(math.pi * epoch / settings.epochs)) / 2
+    passed = sum(epoch + settings.legacy_lr_order >= milestone for milestone in settings.milestones)
+    return settings.lr * settings.gamma**passed
+
+
+def set_learning_rate(optimiser: torch.optim.Optimizer, lr: float) -> None:
+    for group in optimiser.param_groups:
+        group["lr"] = lr * group["factor"]

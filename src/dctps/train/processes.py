@@ -1,0 +1,101 @@
+"""Several processes: who they are, sums over them, and what crosses the wire."""
+
+import contextlib
+import dataclasses
+import math
+import os
+from collections.abc import Iterator
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from dctps.core.support import Support
+from dctps.nn.batchnorm import SparseBatchNorm
+from dctps.nn.dps_layer import DpsLayer
+
+
+@dataclasses.dataclass(frozen=True)
+class Processes:
+    """This process among those that torchrun started; alone without it."""
+
+    rank: int = 0
+    world: int = 1
+
+    @property
+    def first(self) -> bool:
+        return self.rank == 0
+
+    def sum(self, numbers: list[float], device: torch.device) -> list[float]:
+        """The sums of some numbers over all processes."""
+        if self.world == 1:
+            return numbers
+        tensor = torch.tensor(numbers, dtype=torch.float64, device=device)
+        dist.all_reduce(tensor)
+        return [float(n) for n in tensor.tolist()]
+
+    def wait(self) -> None:
+        if self.world > 1:
+            dist.barrier()
+
+    def share_buffers(self, model: nn.Module) -> None:
+        """Give every process the first one's running statistics: each has seen its own images only."""
+        if self.world > 1:
+            for buffer in model.buffers():
+                if buffer.is_floating_point():
+                    dist.broadcast(buffer, 0)
+
+    def share(self, supports: dict[str, Support], device: torch.device) -> dict[str, Support]:
+        """The first process's supports: scores on a GPU may differ in their last digits."""
+        if self.world == 1:
+            return supports
+        return {name: Support(own.shape, self._shared(own.positions, device)) for name, own in supports.items()}
+
+    def _shared(self, positions: Tensor, device: torch.device) -> Tensor:
+        count = torch.tensor(len(positions), device=device)
+        dist.broadcast(count, 0)
+        sent = positions.to(device) if self.first else positions.new_empty(int(count), device=device)
+        dist.broadcast(sent, 0)
+        return sent.cpu()
+
+    def parallel(self, model: nn.Module) -> nn.Module:
+        """The model under DistributedDataParallel.
+
+        Positions never cross the wire in training, all processes have the same; nor does what is not state.
+        """
+        if self.world == 1:
+            return model
+        state = model.state_dict().keys()
+        apart = [n for n, _ in model.named_buffers() if n.rpartition(".")[2] == "positions" or n not in state]
+        wrapper = nn.parallel.DistributedDataParallel
+        wrapper._set_params_and_buffers_to_ignore_for_model(model, apart)
+        return wrapper(model)
+
+
+@contextlib.contextmanager
+def processes(device: torch.device) -> Iterator[Processes]:
+    """Join the processes of torchrun, if there are any, and leave them at the end."""
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    if world == 1:
+        yield Processes()
+        return
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    try:
+        yield Processes(dist.get_rank(), world)
+    finally:
+        dist.destroy_process_group()
+
+
+def wire_bytes(model: nn.Module) -> tuple[int, int]:
+    """Bytes of gradients that a process sends each step, and those of the dense network."""
+    sent = sum(_bytes(p) for p in model.parameters() if p.requires_grad)
+    layers = [m for m in model.modules() if isinstance(m, DpsLayer)]
+    dense = sum((math.prod(m.geometry.weight_shape) - m.nnz) * m.values.element_size() for m in layers)
+    norms = [m for m in model.modules() if isinstance(m, SparseBatchNorm)]
+    dense += sum(2 * (m.num_features - m.nnz) * m.scale.element_size() for m in norms)
+    alphas = sum(_bytes(m.alpha) for m in layers if isinstance(m.alpha, nn.Parameter))
+    return sent, sent + dense - alphas
+
+
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()

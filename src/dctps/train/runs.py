@@ -1,0 +1,186 @@
+"""A run is a folder: config.json, metrics.jsonl, result.json, last.pt, best.safetensors.
+
+Every file is written atomically, so a run that was killed at any moment continues from its last checkpoint.
+`last.pt` is read with torch's restricted loader, which makes tensors and plain values and nothing else.
+"""
+
+import contextlib
+import fcntl
+import io
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load as deserialize
+from safetensors.torch import save as serialize
+from torch import nn
+
+from dctps.base.files import write_atomically
+from dctps.checkpoint.save import save
+from dctps.nn.batchnorm import SparseBatchNorm
+from dctps.nn.dps_layer import DpsLayer
+from dctps.train.settings import Settings, from_json, run_id, to_json
+
+
+class RunError(RuntimeError):
+    """A run that cannot start or go on; the message says why, and what is still there."""
+
+
+class Busy(RunError):  # noqa: N818
+    """Another process is at this run."""
+
+
+class Run:
+    """The folder of one run."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.last, self.best = folder / "last.pt", folder / "best.safetensors"
+        self.rewind = folder / "rewind.pt"  # of lottery tickets: the state at the step that later rounds start from
+        self.metrics, self.result = folder / "metrics.jsonl", folder / "result.json"
+        self.supports = folder / "supports.safetensors"
+        self.failure = folder / "failure.json"  # in place of a result: why there is none
+
+    @classmethod
+    def of(cls, settings: Settings, runs: Path, prefix: str = "") -> "Run":
+        """The run of these settings: made if it is not there, refused if it is another's.
+
+        prefix: of the folder's name, for what is done with settings other than training.
+        """
+        run = cls(runs / f"{prefix}{run_id(settings)}")
+        config = run.folder / "config.json"
+        try:
+            run.folder.mkdir(parents=True, exist_ok=True)
+            if not config.exists():
+                write_atomically(config, lambda file: file.write_text(json.dumps(to_json(settings), indent=1) + "\n"))
+            found = config.read_text()
+        except OSError as error:
+            raise RunError(
+                f"cannot make the run folder {run.folder}: {error.strerror}; choose another with --runs"
+            ) from error
+        try:
+            same = from_json(json.loads(found)) == settings
+        except ValueError as error:
+            raise RunError(f"{config} is damaged ({error}); delete {run.folder} to start this run again") from error
+        if not same:
+            raise RunError(f"{run.folder} holds the run of other settings; move it away")
+        return run
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Nobody else may train in this folder meanwhile; the lock goes with the process, however it ends."""
+        with self._flock("lock"):
+            yield
+
+    @contextlib.contextmanager
+    def claimed(self) -> Iterator[None]:
+        """As `locked`, for who decides that this run is to be done, and may have it done elsewhere."""
+        with self._flock("claim"):
+            yield
+
+    @contextlib.contextmanager
+    def _flock(self, name: str) -> Iterator[None]:
+        with self._writing(self.folder / name):
+            file = (self.folder / name).open("w")
+        with file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise Busy(f"another process is training in {self.folder}") from None
+            yield
+
+    def finished(self) -> dict[str, Any] | None:
+        """The result, if there is one."""
+        try:
+            return dict(json.loads(self.result.read_text()))
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except ValueError as error:
+            raise RunError(f"{self.result} is damaged ({error}); delete it to finish the run again") from error
+
+    def save_state(self, state: dict[str, Any]) -> None:
+        self._save(self.last, state)
+
+    def save_rewind(self, state: dict[str, Any]) -> None:
+        self._save(self.rewind, state)
+
+    def _save(self, path: Path, state: dict[str, Any]) -> None:
+        content = io.BytesIO()  # torch reports a full disk in words that nobody understands
+        torch.save(state, content)
+        self._write(path, lambda file: file.write_bytes(content.getbuffer()))
+
+    def load_state(self) -> dict[str, Any] | None:
+        """The last checkpoint, if there is one."""
+        return self._load(self.last) if self.last.exists() else None
+
+    def load_rewind(self) -> dict[str, Any]:
+        """The network's state at the step to rewind to."""
+        return self._load(self.rewind)
+
+    def _load(self, path: Path) -> dict[str, Any]:
+        try:
+            return dict(torch.load(path, map_location="cpu", weights_only=True))
+        except Exception as error:
+            raise RunError(f"{path} is damaged ({error}); delete it to start this run again") from error
+
+    def save_supports(self, model: nn.Module) -> None:
+        """Where the weights of a network are, for whoever needs the same network before its training."""
+        layers = {f"{n}.positions": m.positions.cpu() for n, m in model.named_modules() if isinstance(m, DpsLayer)}
+        if layers:
+            self._write(self.supports, lambda file: file.write_bytes(serialize(layers)))
+
+    def load_supports(self) -> dict[str, torch.Tensor] | None:
+        """What `save_supports` wrote, if the run is over."""
+        if not (self.supports.exists() and self.result.exists()):
+            return None
+        try:
+            return deserialize(self.supports.read_bytes())
+        except Exception as error:
+            raise RunError(f"{self.supports} is damaged ({error}); delete {self.folder} to make it again") from error
+
+    def save_best(self, model: nn.Module) -> None:
+        """The network as a file of its own: sparse ones in our format, dense ones as plain safetensors."""
+        if any(isinstance(module, DpsLayer | SparseBatchNorm) for module in model.modules()):
+            with self._writing(self.best):
+                save(model, self.best)  # atomic by itself
+            return
+        state = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+        self._write(self.best, lambda file: file.write_bytes(serialize(state)))
+
+    def save_result(self, result: dict[str, Any]) -> None:
+        self._write(self.result, lambda file: file.write_text(json.dumps(result, indent=1) + "\n"))
+
+    def save_failure(self, failure: dict[str, Any]) -> None:
+        self._write(self.failure, lambda file: file.write_text(json.dumps(failure, indent=1) + "\n"))
+
+    def keep_metrics_before(self, epoch: int) -> None:
+        """Drop what was written after the checkpoint that the run goes on from: those epochs come again."""
+        lines = self.metrics.read_text().splitlines() if self.metrics.exists() else []
+        kept = []
+        for line in lines:
+            with contextlib.suppress(ValueError):  # a line cut short by a kill
+                if json.loads(line)["epoch"] < epoch:
+                    kept.append(line)
+        self._write(self.metrics, lambda file: file.write_text("".join(f"{line}\n" for line in kept)))
+
+    def add_metrics(self, row: dict[str, Any]) -> None:
+        with self._writing(self.metrics), self.metrics.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+
+    def _write(self, path: Path, write: Callable[[Path], object]) -> None:
+        with self._writing(path):
+            write_atomically(path, write)
+
+    @contextlib.contextmanager
+    def _writing(self, path: Path) -> Iterator[None]:
+        """What the system says against writing `path`, in our words."""
+        try:
+            yield
+        except OSError as error:
+            raise RunError(f"cannot write {path}: {error.strerror or error}; {self.kept()}") from error
+
+    def kept(self) -> str:
+        """What there is to go on from, for error messages."""
+        return f"the last good checkpoint is {self.last}" if self.last.exists() else "there is no checkpoint yet"
