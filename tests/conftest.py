@@ -8,6 +8,8 @@ import hypothesis
 import pytest
 import torch
 
+pytest.register_assert_rewrite("helpers")
+
 if "PYTEST_XDIST_WORKER" in os.environ:  # two sets of threads on the same cores would only wait for one another
     torch.set_num_threads(1)
     os.environ["OMP_NUM_THREADS"] = "1"  # of processes that tests start
@@ -20,3 +22,9 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default")
 @pytest.fixture(autouse=True)
 def _seeded():
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def path(tmp_path):
+    """Where a network may be saved."""
+    return tmp_path / "net.safetensors"

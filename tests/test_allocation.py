@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dctps.core.allocation import ALLOCATIONS, allocate, apportion, budget, draw_supports, strict_filter_counts
-from shapes import NETWORKS
+from helpers.network_shapes import NETWORKS
 
 EXACT = [rule for rule in ALLOCATIONS if "paper" not in rule and rule != "erk_google"]
 PAPER_DENSITIES = [0.05, 0.02, 0.01, 0.005, 0.002, 0.001, 0.0005, 0.0002, 0.0001]

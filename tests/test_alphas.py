@@ -15,8 +15,8 @@ from dctps.core.transforms import TRANSFORMS
 from dctps.models import build
 from dctps.nn.alphas import choose_alphas, stated_norms
 from dctps.nn.dps_layer import DpsLayer
-from test_offsets import Ones, recipes, shapes
-from tolerances import assert_close
+from helpers.offsets import Ones, recipes, shapes
+from helpers.tolerances import assert_close
 
 
 def alphas(net: nn.Module) -> dict[str, float]:

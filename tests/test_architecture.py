@@ -10,6 +10,7 @@ import dctps
 
 SOURCE = Path(dctps.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
+TESTS = sorted(Path(__file__).parent.rglob("*.py"))
 
 # A package may import from the packages before it and from itself, never from one behind it.
 ORDER = [
@@ -36,14 +37,20 @@ def module_name(path: Path) -> str:
 MODULES = {module_name(path): path for path in FILES}
 
 
-def imported(path: Path) -> set[str]:
-    """Our modules that a file imports, wherever in it."""
+def imported_names(path: Path) -> set[str]:
+    """Every name that a file imports, with its module, wherever in the file."""
     names = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def imported(path: Path) -> set[str]:
+    """Our modules that a file imports, wherever in it."""
+    names = imported_names(path)
     ours = {name.removeprefix("dctps.") for name in names if name.startswith("dctps.")}
     return {name if name in MODULES else name.rpartition(".")[0] for name in ours}
 
@@ -65,6 +72,11 @@ def test_imports_point_one_way(path):
 def test_modules_do_not_import_in_circles():
     graph = {name: imported(path) for name, path in MODULES.items()}
     list(graphlib.TopologicalSorter(graph).static_order())  # raises CycleError
+
+
+@pytest.mark.parametrize("path", TESTS, ids=lambda path: path.stem)
+def test_tests_import_from_helpers_and_from_no_other_test(path):
+    assert not {name for name in imported_names(path) if name.startswith(("test_", "conftest"))}
 
 
 def test_names_of_functions_hide_no_module():

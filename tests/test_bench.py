@@ -20,8 +20,8 @@ from dctps.bench.stopwatch import Times
 from dctps.cli import main
 from dctps.nn.dps_layer import DpsLayer
 from dctps.ops import functional, native
-from test_convert import cnn
-from tolerances import assert_close
+from helpers.networks import cnn
+from helpers.tolerances import assert_close
 
 COMMAND = importlib.import_module("dctps.cli.bench")  # in the package the name stands for the function
 

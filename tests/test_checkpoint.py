@@ -1,6 +1,5 @@
 """The file: bit-equal round trips, its size, and errors before anything is touched."""
 
-import json
 import os
 import stat
 import struct
@@ -17,31 +16,10 @@ from torch import nn
 import dctps
 from dctps import OFFSETS, CheckpointError, DpsLinear, Support
 from dctps.base.files import write_atomically
-from dctps.checkpoint.contents import digest_of, read
-from test_convert import assert_unchanged, cnn, snapshot
-from test_offsets import Ones
-
-
-def trained(model: nn.Module) -> nn.Module:
-    """As if it had been trained: every parameter and every floating buffer is its own random number."""
-    with torch.no_grad():
-        for tensor in [*model.parameters(), *model.buffers()]:
-            if tensor.is_floating_point():
-                tensor.copy_(torch.randn(tensor.shape, dtype=torch.float64))
-    return model
-
-
-def assert_equal_states(model, other):
-    mine, theirs = model.state_dict(), other.state_dict()
-    assert list(mine) == list(theirs)
-    for key, tensor in mine.items():
-        assert tensor.dtype == theirs[key].dtype
-        assert torch.equal(tensor, theirs[key]), key
-
-
-@pytest.fixture
-def path(tmp_path):
-    return tmp_path / "net.safetensors"
+from dctps.checkpoint.contents import read
+from helpers.checkpoints import assert_equal_states, rewrite, trained
+from helpers.networks import assert_unchanged, cnn, snapshot
+from helpers.offsets import Ones
 
 
 @given(
@@ -177,25 +155,6 @@ def test_a_file_with_fewer_sparse_layers(path):
     dctps.save(dctps.sparsify(cnn(), supports={"0": supports["0"]}), path)
     with pytest.raises(CheckpointError, match="its layer '6' is sparse, in the file it is not"):
         dctps.load(path, dctps.sparsify(cnn(), supports=supports))
-
-
-def rewrite(path, manifest=None, metadata=None, tensors=None):
-    """The file with its manifest, metadata or tensors changed by functions, and a digest that fits."""
-    from safetensors import safe_open
-    from safetensors.torch import save_file
-
-    with safe_open(path, "pt") as file:
-        meta, stored = dict(file.metadata()), {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
-    if manifest:
-        content = json.loads(meta["dctps"])
-        manifest(content)
-        meta["dctps"] = json.dumps(content)
-    if tensors:
-        tensors(stored)
-    meta["digest"] = digest_of(meta["dctps"], stored)
-    if metadata:
-        metadata(meta)
-    save_file(stored, path, meta)
 
 
 def set_layer(**fields):

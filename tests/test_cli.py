@@ -9,8 +9,8 @@ import dctps
 from dctps.checkpoint.contents import read
 from dctps.cli import COMMANDS, main
 from dctps.cli.inspect import part_bytes
-from test_checkpoint import trained
-from test_convert import cnn
+from helpers.checkpoints import trained
+from helpers.networks import cnn
 
 
 @pytest.fixture

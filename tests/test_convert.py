@@ -13,36 +13,9 @@ from torch import nn
 import dctps
 from dctps import ALLOCATIONS, OFFSETS, DpsConv2d, DpsLinear, Support
 from dctps.nn.prunable import prunable
-from test_offsets import Ones
-from tolerances import assert_close
-
-
-def cnn() -> nn.Module:
-    return nn.Sequential(
-        nn.Conv2d(3, 16, 3, padding=1, bias=False),
-        nn.BatchNorm2d(16),
-        nn.ReLU(),
-        nn.Sequential(nn.Conv2d(16, 32, 3, stride=2, padding="valid", padding_mode="zeros"), nn.ReLU()),
-        nn.AdaptiveAvgPool2d(1),
-        nn.Flatten(),
-        nn.Linear(32, 10),
-    )
-
-
-def snapshot(model: nn.Module):
-    """What must be the same after a failure: the modules, their tensors (objects and contents), the mode."""
-    tensors = [*model.named_parameters(), *model.named_buffers()]
-    return [id(m) for m in model.modules()], [(n, id(t), t.detach().clone()) for n, t in tensors], model.training
-
-
-def assert_unchanged(model, before):
-    modules, tensors, training = before
-    now = snapshot(model)
-    assert now[0] == modules
-    assert now[2] == training
-    for (name, identity, tensor), (name_now, identity_now, tensor_now) in zip(tensors, now[1], strict=True):
-        assert (name, identity) == (name_now, identity_now)
-        assert tensor.is_meta or torch.equal(tensor, tensor_now)
+from helpers.networks import assert_unchanged, cnn, snapshot
+from helpers.offsets import Ones
+from helpers.tolerances import assert_close
 
 
 @pytest.mark.parametrize("allocation", ALLOCATIONS)

@@ -9,7 +9,7 @@ from torch import nn
 import dctps
 from dctps import DpsConv2d, DpsLinear, count_ops
 from dctps.ops import native
-from test_convert import cnn
+from helpers.networks import cnn
 
 
 def test_dense_layers_by_hand():

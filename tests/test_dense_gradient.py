@@ -24,8 +24,8 @@ from dctps.methods.rewiring.growth import Largest, anywhere, lots
 from dctps.methods.rewiring.process_group import Peers
 from dctps.nn.dps_layer import DpsLayer
 from dctps.ops import functional
-from oracles import convolution
-from tolerances import assert_close
+from helpers.oracles import convolution
+from helpers.tolerances import assert_close
 
 
 def watched(model: nn.Module, *, number: int = 3, hold: bool = True, accumulate: bool = False) -> DenseGradients:

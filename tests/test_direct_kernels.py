@@ -13,7 +13,7 @@ if native.kernels is None:
     pytest.skip(native.WHY_NOT, allow_module_level=True)
 
 from dctps.ops.native import kernels, products
-from test_kernels import Case
+from helpers.kernels import Case
 
 DCT = TransformOffset.parse("dct")
 DEPTHWISE = {

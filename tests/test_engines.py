@@ -1,87 +1,32 @@
 """The processes of one machine: they die, hang on signals, do not start, and no cell is lost or done twice."""
 
-import contextlib
-import json
 import multiprocessing as mp
 import os
 import signal
-import subprocess
-import sys
 import textwrap
-import time
 from collections import defaultdict
 from pathlib import Path
 
 import pytest
 
 from dctps.experiments import engines
-from dctps.experiments.cells import Cell
 from dctps.experiments.engines import DIED, ENDED, EPOCH, STARTED, Event, Local, default_local
 from dctps.experiments.sweep import sweep
 from dctps.train.runs import RunError
-from test_sweep import Inline, cell, cells, reason, runtime, statuses
-from test_train import assert_identical, state
+from helpers.marks import needs_digits
+from helpers.processes import USER_NETWORKS, drive, processes_in, until, waiting
+from helpers.runs import assert_identical, runtime, state
+from helpers.sweeps import Inline, cell, cells, reason, statuses
 
-# Networks that do something on the way; `imports` finds them in the current folder.
-OWN = """
-    import os, signal, time
-    from pathlib import Path
-    from torch import nn
-    from dctps.models import build
-
-    def net():
-        return build("small_cnn", 10, in_channels=1)
-
-    def dying():
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    def dying_once():
-        if not Path("died").exists():
-            Path("died").touch()
-            dying()
-        return net()
-
-    def meeting():  # with another process that does the same
-        Path(f"here-{os.getpid()}").touch()
-        while len(list(Path().glob("here-*"))) < 2:
-            time.sleep(0.01)
-        return net()
-
-    class Waiting(nn.Module):  # in its third training step, for a signal
-        def __init__(self):
-            super().__init__()
-            self.net, self.steps = net(), 0
-
-        def forward(self, x):
-            self.steps += self.training
-            if self.training and self.steps == 3 and not Path("go").exists():
-                Path(f"waiting-{os.getpid()}").touch()
-                while signal.getsignal(signal.SIGTERM).__self__.received is None:
-                    time.sleep(0.01)
-            return self.net(x)
-"""
+pytestmark = needs_digits
 
 
 @pytest.fixture
 def own(tmp_path, monkeypatch) -> Path:
     """A current folder with networks of our own."""
-    (tmp_path / "own.py").write_text(textwrap.dedent(OWN))
+    (tmp_path / "own.py").write_text(textwrap.dedent(USER_NETWORKS))
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-def until(condition, alive=lambda: True, seconds: float = 300) -> None:
-    """Wait for something that another process does; not for ever, if it never will."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert alive(), "the process has ended"
-        assert time.monotonic() < end, "nothing happens"
-        time.sleep(0.02)
-
-
-def waiting(folder: Path) -> int:
-    """How many networks wait for a signal."""
-    return len(list(folder.glob("waiting-*")))
 
 
 # --- in this process ------------------------------------------------------------------------------------------------
@@ -174,58 +119,6 @@ def test_as_many_processes_as_asked_for():
 
 # --- drivers of their own -------------------------------------------------------------------------------------------
 
-DRIVER = """
-    import json, sys
-    from pathlib import Path
-    from dctps.train.settings import from_json
-    from dctps.experiments.cells import Cell
-    from dctps.experiments.engines import Local
-    from dctps.experiments.ray_engine import Ray
-    from dctps.experiments.sweep import sweep
-    from test_sweep import runtime
-
-    def show(event):
-        if event is not None:
-            print(event.kind, event.cell.id, event.row.get("epoch", ""), flush=True)
-
-    if __name__ == "__main__":
-        from dctps.train.loop import Interrupted
-        cells = [Cell(from_json(settings)) for settings in json.loads(sys.argv[2])]
-        try:
-            outcome = sweep(cells, runtime(Path(sys.argv[1])), ENGINE, show)
-        except Interrupted as error:
-            print(error, file=sys.stderr)
-            sys.exit(error.code)
-        sys.exit(0 if outcome.done == len(cells) else 3)
-"""
-
-
-def drive(grid: list[Cell], runs: Path, engine: str) -> subprocess.Popen:
-    """A process that sweeps, in a session of its own and in the folder above the runs."""
-    script = runs.parent / "driver.py"
-    script.write_text(textwrap.dedent(DRIVER).replace("ENGINE", engine))
-    settings = json.dumps([one.settings.__dict__ for one in grid])
-    environment = {**os.environ, "PYTHONPATH": os.path.dirname(__file__), "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
-        [sys.executable, str(script), str(runs), settings],
-        env=environment,
-        cwd=runs.parent,
-        start_new_session=True,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-
-
-def processes(folder: Path) -> dict[int, str]:
-    """The other processes whose current folder this is, and what they say they are."""
-    found = {}
-    for path in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it has ended meanwhile
-            if (path / "cwd").resolve() == folder.resolve() and int(path.name) != os.getpid():
-                found[int(path.name)] = (path / "cmdline").read_text().replace("\0", " ")
-    return found
-
 
 @pytest.mark.process
 @pytest.mark.skipif(not Path("/proc").exists(), reason="looks for processes in /proc")
@@ -239,7 +132,7 @@ def test_whatever_ends_the_driver_its_workers_save_their_state_and_go(number, ow
     else:
         driver.send_signal(number)
     error = driver.communicate()[1]
-    until(lambda: not processes(own))
+    until(lambda: not processes_in(own))
     assert driver.returncode == (-9 if number == signal.SIGKILL else 128 + number)
     assert "Traceback" not in error
     assert ("what was under way is saved" in error) == (number != signal.SIGKILL)
@@ -256,12 +149,12 @@ def test_whatever_ends_the_driver_its_workers_save_their_state_and_go(number, ow
 @pytest.mark.skipif(not Path("/proc").exists(), reason="looks for processes in /proc")
 def test_ctrl_c_while_workers_start_ends_them_without_a_word(own):
     driver = drive(cells(2), own / "runs", "Local(2, 1)")
-    until(lambda: sum("spawn_main" in name for name in processes(own).values()) == 2, lambda: driver.poll() is None)
+    until(lambda: sum("spawn_main" in name for name in processes_in(own).values()) == 2, lambda: driver.poll() is None)
     os.killpg(driver.pid, signal.SIGINT)
     error = driver.communicate()[1]
     assert driver.returncode == 130
     assert error == "stopped; what was under way is saved, the same command goes on from there\n"
-    assert not processes(own)
+    assert not processes_in(own)
 
 
 @pytest.mark.process

@@ -19,7 +19,8 @@ from dctps.experiments.results import Results, Row, read_cells
 from dctps.experiments.sheet import Entry, Epoch, Layer, SingularValue, Training, entries, read_sheet, write_sheet
 from dctps.experiments.tasks import perform
 from dctps.train.settings import Runtime, Settings
-from test_summary import training
+from helpers.runs import runtime
+from helpers.sheets import training
 
 pytest.importorskip("matplotlib")
 
@@ -449,7 +450,7 @@ def test_real_spectra_of_dctps_do_not_depend_on_density(tmp_path):
         cell(d, offset, line) for d in (0.05, 0.005) for offset, line in (("dct", "DCTpS"), (None, "Random (EPL)"))
     ]
     for one in cells:
-        perform(one, Runtime(runs=tmp_path, quiet=True))
+        perform(one, runtime(tmp_path))
     lines = entries("jacobian", "smoke", cells, read_cells(cells, tmp_path))
     (figure,) = figures.make(lines).values()
     assert [texts(axes) for axes in figure.axes] == ["the same at all 2 densities", ""]
@@ -471,7 +472,7 @@ TABLE_E1 = {
 def test_parameters_are_those_of_the_paper(tmp_path):
     cells = EXPERIMENTS["params"].cells(EXPERIMENTS["params"].scale("paper"))
     for cell in cells:
-        perform(cell, Runtime(runs=tmp_path, quiet=True))
+        perform(cell, runtime(tmp_path))
     (table,) = figures.make(entries("params", "paper", cells, read_cells(cells, tmp_path))).values()
     assert {name: tuple(numbers) for name, *numbers, _ in table.rows} == TABLE_E1
     assert [row[-1] for row in table.rows] == [54, 17, 58, 110, 21]  # convolutions and linear layers

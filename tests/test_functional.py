@@ -4,7 +4,6 @@ import concurrent.futures
 import copy
 import gc
 import io
-import os
 import shutil
 import subprocess
 import sys
@@ -17,10 +16,9 @@ from torch import nn
 
 from dctps import DpsConv2d, DpsLinear, Support
 from dctps.ops import native, operators, sparse
-from dctps.ops.functional import backends
-from tolerances import assert_close
-
-every_backend = pytest.mark.parametrize("backend", backends())
+from helpers.marks import every_backend
+from helpers.processes import environment
+from helpers.tolerances import assert_close
 
 
 def network(backend: str, offset: str | None = "dct") -> nn.Module:
@@ -257,8 +255,7 @@ DDP = """
 @pytest.mark.process
 def test_distributed_data_parallel_averages_the_values_gradients(tmp_path):
     command = [sys.executable, "-c", textwrap.dedent(DDP)]
-    environment = {**os.environ, "PYTHONPATH": os.path.dirname(__file__), "OMP_NUM_THREADS": "1"}
-    processes = [subprocess.Popen([*command, str(rank), str(tmp_path)], env=environment) for rank in (0, 1)]
+    processes = [subprocess.Popen([*command, str(rank), str(tmp_path)], env=environment()) for rank in (0, 1)]
     assert [process.wait(timeout=120) for process in processes] == [0, 0]
     first, second = (torch.load(tmp_path / f"gradients{rank}") for rank in (0, 1))
     net = network("torch")

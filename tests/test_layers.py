@@ -11,22 +11,16 @@ from hypothesis import strategies as st
 from torch import nn
 
 import dctps
-import oracles
-from dctps import OFFSETS, DpsConv1d, DpsConv2d, DpsConv3d, DpsLinear, Support, TransformOffset
-from dctps.core.offsets import CHOICES
-from dctps.core.transforms import TRANSFORMS
+from dctps import OFFSETS, DpsConv1d, DpsConv2d, DpsConv3d, DpsLinear, Support
 from dctps.ops import functional, offset_torch, sparse
 from dctps.ops.functional import backends
-from test_offsets import Ones
-from tolerances import assert_close
+from helpers import oracles
+from helpers.marks import every_backend
+from helpers.offsets import Ones, recipes
+from helpers.tolerances import assert_close
 
 CONVS = {1: DpsConv1d, 2: DpsConv2d, 3: DpsConv3d}
-every_backend = pytest.mark.parametrize("backend", backends())
 every_offset = pytest.mark.parametrize("offset", [None, *OFFSETS])
-
-recipes = st.builds(
-    TransformOffset, st.sampled_from(list(TRANSFORMS)), *map(st.sampled_from, CHOICES.values()), st.integers(0, 9)
-)
 
 
 @st.composite

@@ -12,7 +12,7 @@ from dctps.models.fixup_resnet import FixupBlock
 from dctps.models.mobilenetv2 import InvertedResidual
 from dctps.models.resnet import BasicBlock, Bottleneck
 from dctps.nn.prunable import prunable
-from shapes import NETWORKS
+from helpers.network_shapes import NETWORKS
 
 # paper, appendix "Parameter Breakdown by Architecture": layers, weights, bias & BN, total
 TABLE = {

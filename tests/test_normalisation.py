@@ -22,9 +22,9 @@ from dctps.models import build
 from dctps.nn.batchnorm import NORMS, SparseBatchNorm, SparseBatchNorm2d
 from dctps.nn.costs import count_ops
 from dctps.train.processes import Processes, wire_bytes
-from test_checkpoint import assert_equal_states, rewrite, trained
-from test_convert import assert_unchanged, snapshot
-from tolerances import assert_close
+from helpers.checkpoints import assert_equal_states, rewrite, trained
+from helpers.networks import assert_unchanged, snapshot
+from helpers.tolerances import assert_close
 
 INPUTS = {nn.BatchNorm1d: (8, 12), nn.BatchNorm2d: (4, 12, 3, 5), nn.BatchNorm3d: (4, 12, 2, 3, 2)}
 
@@ -50,11 +50,6 @@ def pruned(density: float = 0.2, seed: int = 0) -> nn.Sequential:
 
 def norms(model: nn.Module) -> dict[str, SparseBatchNorm]:
     return {name: m for name, m in model.named_modules() if isinstance(m, SparseBatchNorm)}
-
-
-@pytest.fixture
-def path(tmp_path):
-    return tmp_path / "net.safetensors"
 
 
 # --- what it computes -------------------------------------------------------------------------------------------------

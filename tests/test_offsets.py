@@ -5,22 +5,16 @@ import itertools
 import pytest
 import torch
 from hypothesis import given
-from hypothesis import strategies as st
 
-import oracles
 from dctps import OFFSETS, Offset, TransformOffset
 from dctps.core.offsets import CHOICES, resolve
 from dctps.core.transforms import TRANSFORMS
-from tolerances import assert_close
+from helpers import oracles
+from helpers.offsets import Ones, recipes, shapes
+from helpers.tolerances import assert_close
 
 RECIPES = [TransformOffset(*fields) for fields in itertools.product(TRANSFORMS, *CHOICES.values(), [0])]
 SHAPES = [(5, 7), (7, 5), (1, 1), (6, 6), (4, 3, 5), (9, 2, 2, 3), (3, 4, 3, 3), (20, 1, 3, 3), (5, 2, 2, 1, 3)]
-recipes = st.builds(
-    TransformOffset, st.sampled_from(list(TRANSFORMS)), *map(st.sampled_from, CHOICES.values()), st.integers(0, 9)
-)
-shapes = st.tuples(st.integers(1, 20), st.integers(1, 8), st.lists(st.integers(1, 4), max_size=3)).map(
-    lambda s: (s[0], s[1], *s[2])
-)
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda r: r.name)
@@ -112,22 +106,6 @@ def test_registry_holds_what_its_names_say():
     assert OFFSETS["dct"] == TransformOffset("dct", "spatial", "none", "lowest")
     assert OFFSETS["dct_signed"] == TransformOffset("dct", "channel", "channel", "lowest")
     assert OFFSETS["srht"] == TransformOffset("hadamard", "spatial", "channel", "random")
-
-
-class Ones:
-    """A user's own offset: every entry is one."""
-
-    def __init__(self, shape):
-        self.shape = shape
-
-    def apply(self, x):
-        return x.sum(-1, keepdim=True).expand(*x.shape[:-1], self.shape[0])
-
-    def adjoint(self, v):
-        return v.sum(-1, keepdim=True).expand(*v.shape[:-1], self.shape[1])
-
-    def matrix(self):
-        return torch.ones(self.shape)
 
 
 def test_resolving_what_users_write():

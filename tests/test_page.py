@@ -24,42 +24,15 @@ from dctps.experiments.naming import method_name
 from dctps.experiments.paper import DENSE, FORCE_BATCHES, METHODS, SGD, configured
 from dctps.experiments.results import Broken, Results, Row, read
 from dctps.models import MODELS
-from dctps.train.settings import Settings, run_id, to_json
-
-BASE = Settings(model="small_cnn", data="digits", epochs=3)
-PROVENANCE = {"commit": "abc", "versions": {}, "cpu": "", "threads": 1, "finished": ""}
-
-
-def trained(settings, test=0.9, validation=0.8, weights=100, file=None):
-    """What a training leaves in result.json."""
-    accuracy = {"test_at_best": test, "best_validation": validation, "best_epoch": 0}
-    costs = {"pruning": None, "rewirings": None, "seconds": 1.5, "processes": 1}
-    content = {"accuracy": accuracy, "weights": {"got": weights}, "bytes": {"file": file}, **costs}
-    return {"id": run_id(settings), "settings": to_json(settings), **content, **PROVENANCE}
-
-
-def failed(settings, status="failed", reason="no reason"):
-    """What one that failed leaves in failure.json."""
-    return {"id": run_id(settings), "settings": to_json(settings), "task": "train", "status": status, "reason": reason}
+from dctps.train.settings import Settings, run_id
+from helpers.pages import BASE, EVIL, sparse, task_result, training_failure, training_result, write_metrics, write_run
 
 
 def row(settings, tmp_path=None, **numbers):
     status = numbers.pop("status", "done")
-    content = trained(settings, **numbers) if status == "done" else failed(settings, status)
+    content = training_result(settings, **numbers) if status == "done" else training_failure(settings, status)
     folder = None if tmp_path is None else tmp_path / run_id(settings)
     return Row(run_id(settings), folder, "train", status, settings, content)
-
-
-def put(runs, content, name="result.json", folder=None):
-    """Write a run folder."""
-    place = runs / (folder or content["id"])
-    place.mkdir(parents=True)
-    (place / name).write_text(content if isinstance(content, str) else json.dumps(content))
-    return place
-
-
-def sparse(density=0.1, base=BASE, **changes):
-    return dataclasses.replace(base, density=density, **changes)
 
 
 def made(results, tmp_path, **options):
@@ -235,16 +208,11 @@ def test_no_two_lines_look_alike():
 # --- before the first step ------------------------------------------------------------------------------------------
 
 
-def untrained(task, settings, **content):
-    whole = {"id": f"{task}-{run_id(settings)}", "task": task, "settings": to_json(settings), "pruning": None}
-    return {**whole, **content, **PROVENANCE}
-
-
 def test_weights_per_layer_and_spectra(tmp_path, without_plotly):
     for seed in (0, 1):
         layers = [{"name": n, "nnz": k + seed, "size": 100} for n, k in (("first", 10), ("last", 20))]
-        put(tmp_path / "runs", untrained("counts", sparse(seed=seed), layers=layers, others=0))
-        put(tmp_path / "runs", untrained("jacobian", sparse(seed=seed), singular_values=[[4, 0.0], [1, 1]]))
+        write_run(tmp_path / "runs", task_result("counts", sparse(seed=seed), layers=layers, others=0))
+        write_run(tmp_path / "runs", task_result("jacobian", sparse(seed=seed), singular_values=[[4, 0.0], [1, 1]]))
     data, _ = made(read(tmp_path / "runs"), tmp_path)
     (count,) = data["layers"][0]["densities"]
     assert count["lines"][0]["layers"] == ["first", "last"]
@@ -267,7 +235,7 @@ def test_weights_per_layer_and_spectra(tmp_path, without_plotly):
     ],
 )
 def test_damaged_content_is_listed_as_broken(tmp_path, without_plotly, task, content):
-    put(tmp_path / "runs", untrained(task, sparse(), **content))
+    write_run(tmp_path / "runs", task_result(task, sparse(), **content))
     page = write_page(read(tmp_path / "runs"), tmp_path / "runs", tmp_path / "page.html")
     assert [one.name for one in page.broken] == [f"{task}-{run_id(sparse())}"]
     assert "damaged" in page.broken[0].reason
@@ -276,14 +244,14 @@ def test_damaged_content_is_listed_as_broken(tmp_path, without_plotly, task, con
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), "0.5", 1e308, -0.1])
 def test_an_accuracy_that_is_no_number_is_listed_as_broken(tmp_path, without_plotly, bad):
-    put(tmp_path / "runs", trained(sparse(), test=bad))
+    write_run(tmp_path / "runs", training_result(sparse(), test=bad))
     page = write_page(read(tmp_path / "runs"), tmp_path / "runs", tmp_path / "page.html")
     assert [one.reason for one in page.broken] == ["result.json: its test accuracy is not a number from 0 to 1"]
 
 
 @pytest.mark.parametrize("bad", [{"status": ["x"]}, {"status": "lost"}, {"task": {}}, {"task": "juggling"}])
 def test_failures_of_an_unknown_kind_are_listed_as_broken(tmp_path, without_plotly, bad):
-    put(tmp_path / "runs", failed(sparse()) | bad, "failure.json")
+    write_run(tmp_path / "runs", training_failure(sparse()) | bad, "failure.json")
     page = write_page(read(tmp_path / "runs"), tmp_path / "runs", tmp_path / "page.html")
     assert [f"unknown {next(iter(bad))}" in one.reason for one in page.broken] == [True]
     assert not page.rows
@@ -291,7 +259,8 @@ def test_failures_of_an_unknown_kind_are_listed_as_broken(tmp_path, without_plot
 
 def test_numbers_beyond_reason_are_no_numbers(tmp_path, without_plotly):
     for seed, bad in enumerate((10**400, float("nan"), 1e308, "many", None, [1])):
-        metrics(put(tmp_path / "runs", trained(sparse(seed=seed), weights=bad) | {"seconds": bad}), 2)
+        result = training_result(sparse(seed=seed), weights=bad) | {"seconds": bad}
+        write_metrics(write_run(tmp_path / "runs", result), 2)
         with (tmp_path / "runs" / run_id(sparse(seed=seed)) / "metrics.jsonl").open("a") as file:
             file.write("\n" + json.dumps({"epoch": 9, "validation": bad, "loss": bad}) + "\n" + "[" * 100_000)
     data, _ = made(read(tmp_path / "runs"), tmp_path)
@@ -362,17 +331,11 @@ def test_multiply_adds_are_counted_once_for_each_kind_of_network(tmp_path, monke
 # --- curves ---------------------------------------------------------------------------------------------------------
 
 
-def metrics(folder, epochs):
-    folder.mkdir(parents=True, exist_ok=True)
-    lines = [json.dumps({"epoch": e, "validation": e / epochs, "train": 0.5, "loss": 1.0}) for e in range(epochs)]
-    (folder / "metrics.jsonl").write_text("\n".join([*lines, '{"epoch": 3, "valid']))
-
-
 def test_curves_of_one_seed_each_come_first(tmp_path):
     rows = [row(sparse(d, seed=s), tmp_path) for d in (0.1, 0.2) for s in (0, 1, 2)]
     assert chosen(rows) == [0, 3, 1, 4, 2, 5]
     for one in rows:
-        metrics(one.folder, 3)
+        write_metrics(one.folder, 3)
     found = curves(rows, 3)
     assert sorted(found) == [0, 1, 3]
     assert found[0]["epoch"] == [0, 1, 2]
@@ -382,7 +345,7 @@ def test_curves_of_one_seed_each_come_first(tmp_path):
 
 def test_long_curves_are_thinned_out_and_keep_their_end(tmp_path):
     rows = [row(sparse(), tmp_path)]
-    metrics(rows[0].folder, 1003)
+    write_metrics(rows[0].folder, 1003)
     epochs = curves(rows, 1)[0]["epoch"]
     assert POINTS // 2 < len(epochs) <= POINTS
     assert epochs[-1] == 1002
@@ -397,16 +360,14 @@ def test_runs_without_metrics_have_no_curve(tmp_path):
 
 # --- the page -------------------------------------------------------------------------------------------------------
 
-EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)><b>bold</b>&amp;"
-
 
 def test_what_files_say_stays_text(tmp_path, without_plotly):
     runs = tmp_path / "<i>runs & more"
     bad = dataclasses.replace(BASE, model="<b>net", data="folder:<u>", density=0.1, offset=None, method="<s>")
-    put(runs, failed(bad, "failed", EVIL), "failure.json")
-    put(runs, trained(dataclasses.replace(bad, seed=1)))
-    put(runs, "{", folder="<script>alert(3)<")
-    put(runs, failed(sparse()) | {"id": "<img src=y>"}, "failure.json", folder="<img src=y>")
+    write_run(runs, training_failure(bad, "failed", EVIL), "failure.json")
+    write_run(runs, training_result(dataclasses.replace(bad, seed=1)))
+    write_run(runs, "{", folder="<script>alert(3)<")
+    write_run(runs, training_failure(sparse()) | {"id": "<img src=y>"}, "failure.json", folder="<img src=y>")
     out = tmp_path / "page.html"
     write_page(read(runs), runs, out)
     found = Reader.of(out.read_text())
@@ -422,7 +383,7 @@ def test_what_files_say_stays_text(tmp_path, without_plotly):
 
 
 def test_the_page_loads_nothing(tmp_path, without_plotly):
-    put(tmp_path / "runs", trained(sparse()))
+    write_run(tmp_path / "runs", training_result(sparse()))
     write_page(read(tmp_path / "runs"), tmp_path / "runs", tmp_path / "page.html")
     found = Reader.of((tmp_path / "page.html").read_text())
     assert {value for _, name, value in found.attributes if name in ("src", "href")} == {"data:,"}
@@ -442,7 +403,7 @@ def test_names_that_are_not_valid_text(tmp_path, without_plotly):
 
 def test_links_are_relative_to_the_page(tmp_path, without_plotly):
     runs = tmp_path / "a b" / "runs"
-    put(runs, trained(sparse()))
+    write_run(runs, training_result(sparse()))
     for out, base in (
         ("page.html", "./a%20b/runs/"),
         ("a b/runs/page.html", "././"),
@@ -455,7 +416,7 @@ def test_links_are_relative_to_the_page(tmp_path, without_plotly):
 
 def test_the_data_of_the_page_are_those_of_the_runs(tmp_path, without_plotly):
     for seed in range(3):
-        metrics(put(tmp_path / "runs", trained(sparse(seed=seed))), 4)
+        write_metrics(write_run(tmp_path / "runs", training_result(sparse(seed=seed))), 4)
     (tmp_path / "runs" / "begun").mkdir()
     data, expected = made(read(tmp_path / "runs"), tmp_path, curves=2)
     assert data == json.loads(json.dumps(expected))
@@ -475,8 +436,8 @@ def test_an_empty_folder_has_a_page(tmp_path, without_plotly):
 
 
 def test_the_command_writes_the_page_and_says_what_is_on_it(tmp_path, without_plotly, capsys):
-    put(tmp_path / "runs", trained(sparse()))
-    put(tmp_path / "runs", "", folder="empty")
+    write_run(tmp_path / "runs", training_result(sparse()))
+    write_run(tmp_path / "runs", "", folder="empty")
     (tmp_path / "runs" / "begun").mkdir()
     report(tmp_path / "runs", tmp_path / "page.html")
     said = capsys.readouterr().out
@@ -485,7 +446,7 @@ def test_the_command_writes_the_page_and_says_what_is_on_it(tmp_path, without_pl
 
 def test_plotly_is_inlined(tmp_path):
     pytest.importorskip("plotly", reason="needs the report extra")
-    put(tmp_path / "runs", trained(sparse()))
+    write_run(tmp_path / "runs", training_result(sparse()))
     report(tmp_path / "runs", tmp_path / "page.html")
     assert "plotly.js v" in (tmp_path / "page.html").read_text()
     assert Reader.of((tmp_path / "page.html").read_text()).tags.count("script") == 3
@@ -493,7 +454,7 @@ def test_plotly_is_inlined(tmp_path):
 
 def test_without_plotly_the_error_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "plotly.offline", None)
-    put(tmp_path / "runs", trained(sparse()))
+    write_run(tmp_path / "runs", training_result(sparse()))
     with pytest.raises(ModuleNotFoundError, match=r"pip install 'dctps\[report\]'"):
         report(tmp_path / "runs", tmp_path / "page.html")
     assert not (tmp_path / "page.html").exists()

@@ -10,15 +10,13 @@ import pytest
 from dctps.analysis.page.render import write_page
 from dctps.experiments.paper import METHODS
 from dctps.experiments.results import read
-from dctps.train.settings import Settings
-from test_page import EVIL, failed, metrics, put, sparse, trained, untrained
+from helpers.pages import BASE, EVIL, sparse, task_result, training_failure, training_result, write_metrics, write_run
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
 pytestmark = [
     pytest.mark.process,
     pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed"),
 ]
-BASE = Settings(model="small_cnn", data="digits", epochs=3)
 DENSITIES = (0.002, 0.01, 0.02, 0.1)
 SHOWN = "Random (EPL)", "SynFlow", "DCTpS"
 WIDTHS = (1280, 390)
@@ -28,25 +26,27 @@ NONE = "\u2013"  # what stands in a cell without a number
 def fill(runs):
     """Two panels, one of them with a line that collapses; some hundred runs; all kinds of charts; evil words."""
     for seed in range(3):
-        metrics(put(runs, trained(dataclasses.replace(BASE, seed=seed), test=0.97 + seed / 100, weights=1_000_000)), 3)
+        settings = dataclasses.replace(BASE, seed=seed)
+        write_metrics(write_run(runs, training_result(settings, test=0.97 + seed / 100, weights=1_000_000)), 3)
         for place, density in enumerate(DENSITIES):
             for name in SHOWN:
                 settings = sparse(density, BASE, seed=seed, **METHODS[name])
                 if name == "SynFlow" and density < 0.01:
-                    put(runs, failed(settings, "collapsed", "no path is left"), "failure.json")
+                    write_run(runs, training_failure(settings, "collapsed", "no path is left"), "failure.json")
                     continue
                 number = 0.2 * place + seed / 50 + 0.1
-                metrics(put(runs, trained(settings, test=number, weights=round(density * 100_000) + seed)), 3)
+                result = training_result(settings, test=number, weights=round(density * 100_000) + seed)
+                write_metrics(write_run(runs, result), 3)
     other = dataclasses.replace(BASE, data="cifar10", width=8)
     for seed in range(120):
-        put(runs, trained(sparse(0.05, other, seed=seed), test=seed / 200))
+        write_run(runs, training_result(sparse(0.05, other, seed=seed), test=seed / 200))
     layers = [{"name": f"layer{i}", "nnz": 10 * i, "size": 1000} for i in range(5)]
-    put(runs, untrained("counts", sparse(), layers=layers, others=0))
-    put(runs, untrained("jacobian", sparse(), singular_values=[[3.0, 2.0, 0.0], [2.0, 1.0, 0.0]]))
+    write_run(runs, task_result("counts", sparse(), layers=layers, others=0))
+    write_run(runs, task_result("jacobian", sparse(), singular_values=[[3.0, 2.0, 0.0], [2.0, 1.0, 0.0]]))
     evil = dataclasses.replace(BASE, data="mnist", density=0.1, offset=None, method=EVIL)
-    put(runs, trained(evil))
-    put(runs, failed(dataclasses.replace(evil, seed=1), "failed", EVIL), "failure.json")
-    put(runs, "{", folder="<img src=x onerror=alert(1)>")
+    write_run(runs, training_result(evil))
+    write_run(runs, training_failure(dataclasses.replace(evil, seed=1), "failed", EVIL), "failure.json")
+    write_run(runs, "{", folder="<img src=x onerror=alert(1)>")
 
 
 @pytest.fixture(scope="module")

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from dctps.core.random import Stream
 from dctps.methods.subspace import projections
 from dctps.methods.subspace.projections import PROJECTIONS
-from oracles import power_of_two, transform_matrix
-from tolerances import assert_close
+from helpers.marks import every_projection
+from helpers.oracles import power_of_two, transform_matrix
+from helpers.tolerances import assert_close
 
 LENET = [450, 2400, 48000, 9840, 820]
-KINDS = pytest.mark.parametrize("kind", PROJECTIONS)
 EXACT = [kind for kind in PROJECTIONS if kind != "fastfood"]
 sizes = st.lists(st.integers(1, 12), min_size=1, max_size=4)
 
@@ -45,7 +45,7 @@ def test_columns_have_length_one(kind, sizes, seed, data):
     assert_close(U.norm(dim=0), torch.ones(dimensions, dtype=torch.float64))
 
 
-@KINDS
+@every_projection
 @given(sizes, st.integers(0, 99), st.data())
 def test_the_two_directions_are_adjoint(kind, sizes, seed, data):
     projection = PROJECTIONS[kind](sizes, data.draw(st.integers(1, sum(sizes))), seed, torch.float64)
@@ -177,7 +177,7 @@ GOLDEN = {
 }
 
 
-@KINDS
+@every_projection
 def test_the_same_seed_gives_the_same_matrix_for_ever(kind):
     # pinned to the last bit: a state holds theta and the seed, so other numbers here would make it another network
     projection = PROJECTIONS[kind]([20, 30], 7, 3, torch.float32)
@@ -187,7 +187,7 @@ def test_the_same_seed_gives_the_same_matrix_for_ever(kind):
     assert hashlib.sha256(numbers).hexdigest()[:16] == GOLDEN[kind]
 
 
-@KINDS
+@every_projection
 @given(sizes, st.integers(0, 99), st.data())
 def test_the_first_columns_do_not_depend_on_how_many_there_are(kind, sizes, seed, data):
     few = data.draw(st.integers(1, sum(sizes)))
@@ -196,13 +196,13 @@ def test_the_first_columns_do_not_depend_on_how_many_there_are(kind, sizes, seed
     assert torch.equal(narrow, wide[:, :few])
 
 
-@KINDS
+@every_projection
 def test_other_seeds_give_other_matrices(kind):
     first, second = (matrix(PROJECTIONS[kind]([40], 5, seed, torch.float32)) for seed in (0, 1))
     assert not torch.equal(first, second)
 
 
-@KINDS
+@every_projection
 def test_nothing_touches_the_global_generators(kind):
     before, numpys = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
     PROJECTIONS[kind]([40], 5, 0, torch.float32)
@@ -213,7 +213,7 @@ def test_nothing_touches_the_global_generators(kind):
 # --- moving and copying ----------------------------------------------------------------------------------------------
 
 
-@KINDS
+@every_projection
 def test_copies_share_and_moves_convert(kind):
     projection = PROJECTIONS[kind]([40], 5, 0, torch.float32)
     assert copy.deepcopy(projection) is projection

@@ -21,9 +21,12 @@ from dctps.experiments.sweep import sweep
 from dctps.experiments.tasks import is_over
 from dctps.train.loop import Interrupted
 from dctps.train.runs import Run, RunError
-from test_engines import OWN, drive, processes, until, waiting
-from test_sweep import Inline, cell, cells, network, reason, runtime, statuses
-from test_train import metrics, state
+from helpers.marks import needs_digits
+from helpers.processes import USER_NETWORKS, drive, processes_in, until, waiting
+from helpers.runs import metrics, runtime, state
+from helpers.sweeps import Inline, cell, cells, reason, saved_network, statuses
+
+pytestmark = needs_digits
 
 
 class Lost(Exception):  # noqa: N818
@@ -97,7 +100,7 @@ def test_results_come_back_whole(ray, tmp_path):
         assert {p.name for p in away.folder.iterdir()} == {p.name for p in here.folder.iterdir()} - {"last.pt", "lock"}
         assert away.metrics.exists() == here.metrics.exists()
         assert not away.metrics.exists() or metrics(away) == metrics(here)
-        assert not away.best.exists() or network(away) == network(here)
+        assert not away.best.exists() or saved_network(away) == saved_network(here)
     assert statuses(tmp_path / "away") == statuses(tmp_path / "here")
     assert not list((tmp_path / "node").iterdir())
 
@@ -298,7 +301,7 @@ def own(tmp_path, monkeypatch) -> Path:
     """A current folder with networks of our own, and a home folder to look into."""
     if importlib.util.find_spec("ray") is None:
         pytest.skip("needs the ray extra")
-    (tmp_path / "own.py").write_text(textwrap.dedent(OWN))
+    (tmp_path / "own.py").write_text(textwrap.dedent(USER_NETWORKS))
     (tmp_path / "home").mkdir()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
@@ -322,12 +325,12 @@ def test_a_cluster_of_this_machine(shared, own, capfd):
     sweep(grid[-2:], runtime(own / "whole"), Inline())
     for one in grid[-2:]:
         here, there = one.run(own / "whole"), one.run(own / "runs")
-        assert network(here) == network(there)
+        assert saved_network(here) == saved_network(there)
         assert metrics(here) == metrics(there)
     assert not list((own / "home").iterdir())
     assert temporary() <= before
     assert capfd.readouterr().out == ""
-    until(lambda: not processes(own))
+    until(lambda: not processes_in(own))
 
 
 @pytest.mark.slow
@@ -341,7 +344,7 @@ def test_a_cluster_ends_with_its_driver(number, own):
     error = driver.communicate()[1]
     assert driver.returncode == (-9 if number == signal.SIGKILL else 128 + number)
     assert "Traceback" not in error
-    until(lambda: not processes(own))
+    until(lambda: not processes_in(own))
     for one in grid:
         progress = state(one.run(runs))["progress"]
         assert (progress["epoch"], progress["step"]) == (1, 0 if number == signal.SIGKILL else 1)

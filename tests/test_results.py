@@ -7,15 +7,14 @@ import pytest
 from dctps.experiments.cells import Cell
 from dctps.experiments.results import read, read_cells
 from dctps.experiments.tasks import perform
-from dctps.train.settings import Runtime, Settings
-
-TINY = Settings(model="small_cnn", data="digits", images=60, epochs=1, batch_size=30, density=0.05)
+from helpers.runs import runtime
+from helpers.sweeps import TINY
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     runs = tmp_path_factory.mktemp("finished")
-    perform(Cell(TINY), Runtime(runs=runs, quiet=True, device="cpu"))
+    perform(Cell(TINY), runtime(runs))
     return runs / Cell(TINY).id
 
 

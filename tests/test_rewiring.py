@@ -22,6 +22,7 @@ from dctps.methods.rewiring.by_magnitude import DECAYS, ROUNDINGS
 from dctps.methods.rewiring.dsr import shares
 from dctps.methods.rewiring.optimiser_state import OptimiserState
 from dctps.nn.dps_layer import DpsLayer
+from helpers.rewiring import OPTIMISERS, batch, network
 
 
 def linear(positions, values, shape=(2, 4), **options) -> dctps.DpsLinear:
@@ -396,19 +397,6 @@ def test_plans_follow(backend):
 
 # --- the optimiser's state ------------------------------------------------------------------------------------------
 
-OPTIMISERS = {
-    "sgd": lambda p: torch.optim.SGD(p, lr=0.1),
-    "momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=1e-3),
-    "momentum fused": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, fused=True),
-    "adam": lambda p: torch.optim.Adam(p, lr=0.1),
-    "adam amsgrad": lambda p: torch.optim.Adam(p, lr=0.1, amsgrad=True),
-    "adam fused": lambda p: torch.optim.Adam(p, lr=0.1, fused=True, weight_decay=1e-3),
-    "adam foreach": lambda p: torch.optim.Adam(p, lr=0.1, foreach=True),
-    "adamw": lambda p: torch.optim.AdamW(p, lr=0.1),
-    "adamw fused": lambda p: torch.optim.AdamW(p, lr=0.1, fused=True, amsgrad=True),
-    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.1, momentum=0.5, centered=True),
-    "adagrad": lambda p: torch.optim.Adagrad(p, lr=0.1),
-}
 MOMENTS = {"sgd": 0, "momentum": 1, "momentum fused": 1, "rmsprop": 3, "adagrad": 1}
 MOMENTS |= {"adam amsgrad": 3, "adamw fused": 3, "adam": 2, "adam fused": 2, "adam foreach": 2, "adamw": 2}
 
@@ -528,21 +516,6 @@ def test_state_that_is_not_of_weights_is_refused_before_anything_moves():
 
 
 # --- loops as people write them -------------------------------------------------------------------------------------
-
-
-def network(seed=0, **options):
-    torch.manual_seed(seed)
-    return nn.Sequential(
-        dctps.DpsConv2d(2, 6, 3, nnz=30, dtype=torch.float64, **options),
-        nn.ReLU(inplace=True),
-        nn.Flatten(),
-        dctps.DpsLinear(96, 5, nnz=40, dtype=torch.float64, **options),
-    )
-
-
-def batch(t: int, size=8):
-    generator = torch.Generator().manual_seed(t)
-    return torch.randn(size, 2, 6, 6, generator=generator, dtype=torch.float64)
 
 
 def loss_of(net, x):

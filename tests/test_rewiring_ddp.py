@@ -1,8 +1,5 @@
 """Rewiring in several processes: all hold the same supports after every update, those of one process alone."""
 
-import os
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
@@ -11,7 +8,8 @@ import torch
 
 from dctps import SET, RigL
 from dctps.methods.rewiring.process_group import Peers
-from test_rewiring import OPTIMISERS, batch, network
+from helpers.processes import torchrun
+from helpers.rewiring import OPTIMISERS, batch, network
 
 ITERATIONS = 18
 CASES = {
@@ -102,12 +100,7 @@ def ranks(tmp_path_factory) -> list[dict]:
     folder = tmp_path_factory.mktemp("ranks")
     script = folder / "script.py"
     script.write_text(textwrap.dedent(SCRIPT))
-    path = os.pathsep.join([os.path.dirname(__file__), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "DCTPS_TUNE": "0"}
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    run = subprocess.run(
-        [*launcher, str(script), str(folder)], env=environment, capture_output=True, text=True, timeout=200
-    )
+    run = torchrun(str(script), str(folder))
     assert run.returncode == 0, run.stderr[-3000:]
     return [torch.load(Path(folder) / f"rank{rank}") for rank in (0, 1)]
 

@@ -16,7 +16,7 @@ from dctps.methods.pruning.prune import METHODS
 from dctps.methods.pruning.scores import Subject
 from dctps.methods.pruning.scoring_data import Feed, checked_loss
 from dctps.nn.prunable import prunable
-from tolerances import assert_close
+from helpers.tolerances import assert_close
 
 # --- by hand ---------------------------------------------------------------------------------------------------------
 #

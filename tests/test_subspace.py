@@ -13,11 +13,10 @@ from torch import nn
 
 import dctps
 from dctps import models
-from dctps.methods.subspace.projections import PROJECTIONS
 from dctps.methods.subspace.subspace import Subspace, project
-from tolerances import assert_close
+from helpers.marks import every_projection
+from helpers.tolerances import assert_close
 
-KINDS = pytest.mark.parametrize("kind", PROJECTIONS)
 IMAGES, LABELS = torch.Size([8, 3, 8, 8]), 4
 
 
@@ -61,7 +60,7 @@ def moved(kind: str = "dense", dimensions: int = 10, seed: int = 0) -> Subspace:
 # --- the formula -----------------------------------------------------------------------------------------------------
 
 
-@KINDS
+@every_projection
 def test_the_outputs_at_theta_zero_are_exactly_those_before(kind):
     plain, (x, _) = small(), batch()
     expected = plain.eval()(x)
@@ -71,7 +70,7 @@ def test_the_outputs_at_theta_zero_are_exactly_those_before(kind):
     assert torch.equal(net(x), expected)
 
 
-@KINDS
+@every_projection
 def test_weights_are_the_origin_plus_the_matrix_times_theta(kind):
     origin = torch.cat([p.detach().flatten() for n, p in small().named_parameters() if p.dim() > 1])
     net = moved(kind)
@@ -81,7 +80,7 @@ def test_weights_are_the_origin_plus_the_matrix_times_theta(kind):
     assert_close(weights, origin + U @ net.theta)
 
 
-@KINDS
+@every_projection
 def test_gradients_are_those_of_the_dense_network_through_the_transposed_matrix(kind):
     net, (x, y) = moved(kind).double(), batch()
     twin = net.dense_network()
@@ -95,7 +94,7 @@ def test_gradients_are_those_of_the_dense_network_through_the_transposed_matrix(
         assert_close(parameter.grad, dense[name].grad)
 
 
-@KINDS
+@every_projection
 def test_first_and_second_derivatives_by_differences(kind):
     net, (x, y) = moved(kind, 4).double().eval(), batch()
 
@@ -108,7 +107,7 @@ def test_first_and_second_derivatives_by_differences(kind):
     assert torch.autograd.gradgradcheck(loss, theta)
 
 
-@KINDS
+@every_projection
 def test_nothing_is_kept_for_the_gradient_but_the_matrix_itself(kind):
     net, kept = moved(kind, 100), []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.numel()) or t, lambda t: t):
@@ -133,7 +132,7 @@ def test_excluded_layers_train_as_ever():
     assert list(net.weights()) == ["0.weight", "3.weight"]
 
 
-@KINDS
+@every_projection
 def test_training_lowers_the_loss(kind):
     net, (x, y) = project(small(), 60, kind), batch(0)
     optimiser = torch.optim.Adam(net.parameters(), lr=0.05)
@@ -155,7 +154,7 @@ def test_a_bare_layer_and_a_layer_used_twice():
     assert not torch.allclose(net(x), expected)
 
 
-@KINDS
+@every_projection
 def test_the_dense_network_is_plain_and_has_the_same_outputs(kind):
     net, (x, _) = moved(kind), batch()
     plain = net.dense_network()
@@ -178,7 +177,7 @@ def test_lenet_has_as_many_dimensions_as_a_sparse_network_has_weights():
 # --- the state -------------------------------------------------------------------------------------------------------
 
 
-@KINDS
+@every_projection
 def test_the_state_holds_neither_origin_nor_matrix(kind):
     state = moved(kind).state_dict()
     others = {f"network.{key}" for key in small().state_dict() if key not in ("0.weight", "3.weight", "6.weight")}
@@ -196,7 +195,7 @@ def as_safetensors(state):
     return read_safetensors(write_safetensors(state))
 
 
-@KINDS
+@every_projection
 @pytest.mark.parametrize("through", [as_torch, as_safetensors])
 def test_a_run_goes_on_bit_for_bit(kind, through):
     straight = project(small(), 10, kind)
@@ -255,7 +254,7 @@ def test_dctps_save_says_what_to_save_instead(tmp_path):
 # --- torch's habits --------------------------------------------------------------------------------------------------
 
 
-@KINDS
+@every_projection
 def test_copies_are_independent_and_share_the_matrix(kind):
     net, (x, _) = moved(kind), batch()
     for twin in (copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
@@ -265,7 +264,7 @@ def test_copies_are_independent_and_share_the_matrix(kind):
     assert copy.deepcopy(net).projection is net.projection
 
 
-@KINDS
+@every_projection
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_other_precisions(kind, dtype):
     net, (x, _) = moved(kind).eval(), batch()
@@ -282,7 +281,7 @@ def test_theta_of_a_half_network_is_float32():
     assert net.weights()["0.weight"].dtype == torch.bfloat16
 
 
-@KINDS
+@every_projection
 def test_autocast_leaves_the_weights_and_their_gradient_in_full_precision(kind):
     net, (x, y) = moved(kind), batch()
     expected = net.weights()
@@ -340,7 +339,7 @@ def test_distributed_data_parallel(tmp_path):
 
 
 @pytest.mark.process
-@KINDS
+@every_projection
 def test_torch_compile(kind):
     net, (x, y) = moved(kind), batch()
     twin = copy.deepcopy(net)
@@ -362,7 +361,7 @@ def test_impossible_dimensions(dimensions):
     assert isinstance(plain[0].weight, nn.Parameter)
 
 
-@KINDS
+@every_projection
 def test_as_many_dimensions_as_weights(kind):
     project(small(), 212, kind)
 

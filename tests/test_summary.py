@@ -10,17 +10,11 @@ from dctps.experiments.results import Broken, Results, Row, read_cells
 from dctps.experiments.sheet import Layer, SingularValue, Training, entries, read_sheet, write_sheet
 from dctps.experiments.summary import CLASSES, chance, points
 from dctps.experiments.tasks import perform
-from dctps.train.settings import Runtime, Settings, to_json
+from dctps.train.settings import Settings, to_json
+from helpers.runs import runtime
+from helpers.sheets import training
 
 BASE = Settings(model="lenet", data="cifar10")
-
-
-def training(**changes):
-    """A line of a sheet."""
-    plain = {"experiment": "lenet", "scale": "paper", "panel": "A", "line": "DCTpS", "task": "train", "model": "lenet"}
-    plain |= {"data": "cifar10", "width": None, "images": None, "epochs": 160, "density": 0.01, "seed": 0}
-    plain |= {"status": "done", "reason": "", "commit": "abc", "id": "0"}
-    return Training(**(plain | changes))
 
 
 def result(cell, test=0.5, validation=0.6):
@@ -179,7 +173,7 @@ def test_lines_of_real_runs(tmp_path):
     settings = Settings(model="small_cnn", data="digits", epochs=1, images=100, batch_size=50, density=0.05)
     cells = [Cell(settings, task, "A", "DCTpS") for task in ("train", "counts", "jacobian")]
     for cell in cells:
-        perform(cell, Runtime(runs=tmp_path, quiet=True))
+        perform(cell, runtime(tmp_path))
     lines = entries("x", "smoke", cells, read_cells(cells, tmp_path))
     assert {type(line) for line in lines} == {Training, Layer, SingularValue}
     assert {line.status for line in lines} == {"done"}

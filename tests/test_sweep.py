@@ -7,8 +7,6 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,74 +14,19 @@ import torch
 from dctps.experiments import sweep as module
 from dctps.experiments import tasks
 from dctps.experiments.cells import Cell
-from dctps.experiments.engines import BUSY, ENDED, STARTED, Event
-from dctps.experiments.results import read
+from dctps.experiments.engines import BUSY, ENDED, STARTED
 from dctps.experiments.sweep import sweep
-from dctps.experiments.tasks import COLLAPSED, FAILED, is_over, note, perform
+from dctps.experiments.tasks import COLLAPSED, FAILED, is_over, note
 from dctps.train.loop import Interrupted
-from dctps.train.runs import Busy, Run, RunError
-from dctps.train.settings import Runtime, Settings, run_id
+from dctps.train.runs import Run, RunError
+from dctps.train.settings import run_id
+from helpers.marks import needs_digits
+from helpers.runs import runtime
+from helpers.sweeps import TINY, Inline, cell, cells, file_identity, statuses
 
-pytest.importorskip("sklearn", reason="needs the demo extra for the digits")
+pytestmark = needs_digits
 
-TINY = Settings(model="small_cnn", data="digits", density=0.02, epochs=1, images=100, batch_size=50)
 COLLAPSING = dataclasses.replace(TINY, model="fixup_resnet20", density=0.01, offset=None, method="synflow")
-
-
-def cell(**changes) -> Cell:
-    return Cell(dataclasses.replace(TINY, **changes))
-
-
-def cells(number: int, **changes) -> list[Cell]:
-    return [cell(seed=seed, **changes) for seed in range(number)]
-
-
-def runtime(folder: Path) -> Runtime:
-    return Runtime(runs=folder, quiet=True, threads=1, keep_memory=False)  # it would hold for all other tests
-
-
-class Inline:
-    """An engine of this process."""
-
-    def __init__(self) -> None:
-        self.rounds: list[list[Cell]] = []
-        self.closed = 0
-
-    def run(self, cells: Sequence[Cell], runtime: Runtime) -> Iterator[Event | None]:
-        self.rounds.append(list(cells))
-        try:
-            for one in cells:
-                yield Event(one, STARTED)
-                try:
-                    perform(one, runtime)
-                except Busy:
-                    yield Event(one, BUSY)
-                else:
-                    yield Event(one, ENDED)
-        finally:
-            self.closed += 1
-
-
-def identity(path: Path) -> tuple[int, int]:
-    """Of a file: another one in its place has another."""
-    return path.stat().st_ino, path.stat().st_mtime_ns
-
-
-def network(run: Run) -> tuple[dict, bytes]:
-    """Of a run, as its file has it: the header, in which safetensors orders the entries by chance, and all numbers."""
-    content = run.best.read_bytes()
-    start = 8 + int.from_bytes(content[:8], "little")
-    return json.loads(content[8:start]), content[start:]
-
-
-def statuses(folder: Path) -> dict[str, str]:
-    found = read(folder)
-    assert not found.broken
-    return {row.id: row.status for row in found.rows}
-
-
-def reason(one: Cell, folder: Path) -> str:
-    return json.loads(one.run(folder).failure.read_text())["reason"]
 
 
 # --- what is done ---------------------------------------------------------------------------------------------------
@@ -92,11 +35,11 @@ def reason(one: Cell, folder: Path) -> str:
 def test_what_is_missing_is_done_and_nothing_twice(tmp_path):
     engine, grid = Inline(), cells(4)
     assert sweep(grid[:2], runtime(tmp_path), engine).done == 2
-    before = [identity(one.run(tmp_path).result) for one in grid[:2]]
+    before = [file_identity(one.run(tmp_path).result) for one in grid[:2]]
     outcome = sweep(grid, runtime(tmp_path), engine)
     assert (outcome.done, outcome.failures, outcome.cells) == (4, [], grid)
     assert sweep(grid, runtime(tmp_path), engine).done == 4
-    assert [identity(one.run(tmp_path).result) for one in grid[:2]] == before
+    assert [file_identity(one.run(tmp_path).result) for one in grid[:2]] == before
     assert engine.rounds == [grid[:2], grid[2:]]
     assert statuses(tmp_path) == {one.id: "done" for one in grid}
 

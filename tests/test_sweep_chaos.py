@@ -22,11 +22,13 @@ from dctps.experiments.cells import Cell
 from dctps.experiments.engines import Local
 from dctps.experiments.results import read
 from dctps.experiments.sweep import sweep
-from test_engines import drive, processes
-from test_sweep import TINY, identity, network, runtime
-from test_train import metrics
+from helpers.marks import needs_digits
+from helpers.processes import drive, processes_in
+from helpers.runs import metrics, runtime
+from helpers.sweeps import TINY, file_identity, saved_network
 
 pytestmark = [
+    needs_digits,
     pytest.mark.process,
     pytest.mark.slow,
     pytest.mark.skipif(not Path("/proc").exists(), reason="looks for processes in /proc"),
@@ -70,7 +72,7 @@ def assert_the_same(runs: Path, others: Path) -> None:
         assert [row["epoch"] for row in metrics(one)] == list(range(EPOCHS))
         assert metrics(one) == metrics(other)
         assert result(one) == result(other)
-        assert network(one) == network(other)
+        assert saved_network(one) == saved_network(other)
     assert not list(runs.rglob("*.tmp"))
 
 
@@ -87,7 +89,9 @@ class Watch:
         for cell in GRID:
             run = cell.run(self.runs)
             if cell.id in self.results or run.result.exists():
-                assert self.results.setdefault(cell.id, identity(run.result)) == identity(run.result), "done twice"
+                assert self.results.setdefault(cell.id, file_identity(run.result)) == file_identity(run.result), (
+                    "done twice"
+                )
             total += run.metrics.read_bytes().count(b"\n") if run.metrics.exists() else 0
         return total
 
@@ -142,13 +146,13 @@ def test_processes(undisturbed, tmp_path):
     watch = Watch(tmp_path / "runs")
 
     def workers() -> list[int]:
-        return [pid for pid, name in processes(tmp_path).items() if "spawn_main" in name]
+        return [pid for pid, name in processes_in(tmp_path).items() if "spawn_main" in name]
 
     kills = {"worker": lambda: kill_one_of(watch, workers)}
     plan = ["worker"] * 6 + ["driver"] * 3
     disturb(watch, lambda: drive(GRID, watch.runs, "Local(2, 1, retries=100)"), kills, plan)
     assert_the_same(watch.runs, undisturbed)
-    assert not processes(tmp_path)
+    assert not processes_in(tmp_path)
 
 
 # --- a cluster ------------------------------------------------------------------------------------------------------
@@ -183,7 +187,7 @@ def test_a_cluster(shared, undisturbed, cluster, tmp_path):
     watch = Watch(tmp_path / "runs")
 
     def workers() -> list[int]:
-        return [pid for pid, name in processes(tmp_path).items() if name.startswith("ray::_perform")]
+        return [pid for pid, name in processes_in(tmp_path).items() if name.startswith("ray::_perform")]
 
     def node() -> None:
         cluster.remove_node(min(cluster.worker_nodes, key=lambda node: node.unique_id), allow_graceful=False)

@@ -16,63 +16,23 @@ import torch
 from torch import nn
 
 import dctps
-from dctps import data
 from dctps.models import build
 from dctps.nn.diagnose import first_bad_layer
 from dctps.train import loop as train
-from dctps.train.loop import Trainer, fit
-from dctps.train.processes import Processes, wire_bytes
+from dctps.train.loop import fit
+from dctps.train.processes import wire_bytes
 from dctps.train.runs import Run, RunError
 from dctps.train.settings import Runtime, Settings, run_id
+from helpers.marks import needs_digits
+from helpers.processes import environment, torchrun
+from helpers.runs import PAIR, SMALL, alone, assert_identical, metrics, runtime, state, train_in_two
 
-pytest.importorskip("sklearn", reason="needs the demo extra for the digits")
-
-SMALL = Settings(model="small_cnn", data="digits", density=0.02, epochs=2, lr=3e-3, batch_size=64)
-TIMING = {"seconds", "images_per_second"}
-
-
-def quiet(folder: Path) -> Runtime:
-    return Runtime(runs=folder, quiet=True, threads=1, keep_memory=False)  # it would hold for all other tests
-
-
-def alone(settings: Settings, folder: Path, group: Processes | None = None) -> Trainer:
-    """A trainer in this process, not yet started."""
-    device, dataset = torch.device("cpu"), data.load(settings.data)
-    model, _ = train.prepare(settings, dataset, device)
-    return Trainer(settings, quiet(folder), Run.of(settings, folder), group or Processes(), device, dataset, model)
-
-
-def metrics(run: Run) -> list[dict]:
-    rows = [json.loads(line) for line in run.metrics.read_text().splitlines()]
-    return [{key: value for key, value in row.items() if key not in TIMING} for row in rows]
-
-
-def state(run: Run) -> dict:
-    content = run.load_state()
-    content["progress"].pop("seconds")
-    return content
-
-
-def assert_identical(run: Run, other: Run):
-    """Bit-equal weights, optimiser, progress and metrics."""
-    mine, theirs = state(run), state(other)
-    for a, b in zip(flat(mine), flat(theirs), strict=True):
-        assert a[0] == b[0]
-        assert torch.equal(a[1], b[1]) if isinstance(a[1], torch.Tensor) else a[1] == b[1], a[0]
-    assert metrics(run) == metrics(other)
-
-
-def flat(tree, path=""):
-    """The leaves of nested dicts and lists, with their paths."""
-    items = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else None
-    if items is None:
-        return [(path, tree)]
-    return [leaf for key, value in items for leaf in flat(value, f"{path}/{key}")]
+pytestmark = needs_digits
 
 
 def test_a_run_learns_and_is_a_folder(tmp_path):
     settings = dataclasses.replace(SMALL, epochs=8)
-    result = fit(settings, quiet(tmp_path))
+    result = fit(settings, runtime(tmp_path))
     run = Run(tmp_path / run_id(settings))
     assert sorted(p.name for p in run.folder.iterdir()) == [
         "best.safetensors",
@@ -93,9 +53,9 @@ def test_a_run_learns_and_is_a_folder(tmp_path):
 
 
 def test_a_finished_run_is_not_trained_again(tmp_path, monkeypatch):
-    first = fit(SMALL, quiet(tmp_path))
+    first = fit(SMALL, runtime(tmp_path))
     monkeypatch.setattr(train, "Trainer", None)
-    assert fit(SMALL, quiet(tmp_path)) == first
+    assert fit(SMALL, runtime(tmp_path)) == first
 
 
 @pytest.mark.parametrize(
@@ -113,8 +73,8 @@ def test_a_finished_run_is_not_trained_again(tmp_path, monkeypatch):
 )
 def test_settings_train(changes, tmp_path):
     settings = dataclasses.replace(SMALL, **changes)
-    fit(SMALL, quiet(tmp_path))
-    fit(settings, quiet(tmp_path))
+    fit(SMALL, runtime(tmp_path))
+    fit(settings, runtime(tmp_path))
     plain, changed = (metrics(Run(tmp_path / run_id(s))) for s in (SMALL, settings))
     assert len(changed) == 2
     if changes != {"channels_last": True}:  # which is another order of the same sums
@@ -123,13 +83,13 @@ def test_settings_train(changes, tmp_path):
 
 @pytest.mark.process
 def test_compiled_networks_train(tmp_path):
-    fit(dataclasses.replace(SMALL, epochs=1, compile=True), quiet(tmp_path))
+    fit(dataclasses.replace(SMALL, epochs=1, compile=True), runtime(tmp_path))
 
 
 def test_the_same_settings_give_the_same_run_and_leave_the_generator_alone(tmp_path):
     before = torch.get_rng_state()
     for name in "ab":
-        fit(SMALL, quiet(tmp_path / name))
+        fit(SMALL, runtime(tmp_path / name))
     assert torch.equal(before, torch.get_rng_state())
     assert_identical(*(Run(tmp_path / name / run_id(SMALL)) for name in "ab"))
 
@@ -140,7 +100,11 @@ KILLED = """
     import os, random, signal, sys, time
     import torch
     torch.set_num_threads(1)
-    from test_train import LONG, Run, data, quiet, run_id, state
+    from dctps import data
+    from dctps.train.runs import Run
+    from dctps.train.settings import run_id
+    from helpers.runs import runtime, state
+    from test_train import LONG
     from dctps.train.loop import fit
     from pathlib import Path
     folder = Path(sys.argv[1])
@@ -161,7 +125,7 @@ KILLED = """
     while len(epochs) < 10:
         child = os.fork()
         if not child:
-            fit(LONG, quiet(folder))
+            fit(LONG, runtime(folder))
             os._exit(0)
         # after one or two new checkpoints, and then anywhere in the next epoch: never by the clock alone, for a
         # machine may be slow at one moment and fast at the next
@@ -172,23 +136,22 @@ KILLED = """
         assert os.WIFSIGNALED(status), "finished before the tenth kill"
         epochs.append(state(run)["progress"]["epoch"])
     print(*epochs)
-    fit(LONG, quiet(folder))
+    fit(LONG, runtime(folder))
 """
 LONG = dataclasses.replace(SMALL, epochs=36, density=0.01)
 
 
 @pytest.mark.process
 def test_ten_kills_change_nothing(tmp_path):
-    environment = {**os.environ, "PYTHONPATH": os.path.dirname(__file__), "OMP_NUM_THREADS": "1"}
     killed = tmp_path / "killed"
     command = [sys.executable, "-c", textwrap.dedent(KILLED), str(killed)]
-    run = subprocess.run(command, env=environment, capture_output=True, text=True)
+    run = subprocess.run(command, env=environment(), capture_output=True, text=True)
     assert run.returncode == 0, run.stderr[-2000:]
     epochs = [int(epoch) for epoch in run.stdout.split()]
     assert len(epochs) == 10
     assert epochs[-1] > epochs[0] >= 1  # it did go on from checkpoints
-    whole = "import sys, test_train as t, pathlib; t.fit(t.LONG, t.quiet(pathlib.Path(sys.argv[1])))"
-    subprocess.run([sys.executable, "-c", whole, str(tmp_path / "whole")], env=environment, check=True)
+    whole = "import sys, test_train as t, pathlib; t.fit(t.LONG, t.runtime(pathlib.Path(sys.argv[1])))"
+    subprocess.run([sys.executable, "-c", whole, str(tmp_path / "whole")], env=environment(), check=True)
     assert_identical(Run(killed / run_id(LONG)), Run(tmp_path / "whole" / run_id(LONG)))
 
 
@@ -208,8 +171,8 @@ def test_signals_end_a_run_in_the_middle_with_its_state_saved(number, tmp_path):
     assert process.returncode == 128 + number
     assert "dctps: stopped at epoch 2, step" in error
     assert state(run)["progress"]["step"] > 0
-    fit(settings, quiet(tmp_path / "a"))
-    fit(settings, quiet(tmp_path / "b"))
+    fit(settings, runtime(tmp_path / "a"))
+    fit(settings, runtime(tmp_path / "b"))
     assert_identical(run, Run(tmp_path / "b" / run_id(settings)))
 
 
@@ -238,39 +201,39 @@ def test_a_full_disk_is_a_clear_error_and_the_last_checkpoint_stays(tmp_path, mo
     monkeypatch.setattr(Path, "write_bytes", fail_the_second_time)
     run = Run(tmp_path / run_id(settings))
     with pytest.raises(RunError, match=r"cannot write .*last.pt: No space left on device; the last good checkpoint is"):
-        fit(settings, quiet(tmp_path))
+        fit(settings, runtime(tmp_path))
     monkeypatch.undo()
     assert state(run)["progress"]["epoch"] == 1
     assert not list(run.folder.glob("*.tmp"))
-    fit(settings, quiet(tmp_path))
-    fit(settings, quiet(tmp_path / "whole"))
+    fit(settings, runtime(tmp_path))
+    fit(settings, runtime(tmp_path / "whole"))
     assert_identical(run, Run(tmp_path / "whole" / run_id(settings)))
 
 
 def test_folders_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("not a folder")
     with pytest.raises(RunError, match=r"cannot make the run folder .* choose another with --runs"):
-        fit(SMALL, quiet(tmp_path / "file"))
+        fit(SMALL, runtime(tmp_path / "file"))
 
 
 def test_two_processes_do_not_train_in_one_folder(tmp_path):
     with Run.of(SMALL, tmp_path).locked(), pytest.raises(RunError, match="another process is training in"):
-        fit(SMALL, quiet(tmp_path))
+        fit(SMALL, runtime(tmp_path))
 
 
 def test_damaged_checkpoints_and_results_are_named(tmp_path):
-    fit(SMALL, quiet(tmp_path))
+    fit(SMALL, runtime(tmp_path))
     run = Run(tmp_path / run_id(SMALL))
     run.result.write_text("{")
     with pytest.raises(RunError, match=r"result.json is damaged"):
-        fit(SMALL, quiet(tmp_path))
+        fit(SMALL, runtime(tmp_path))
     run.result.unlink()
     run.last.write_bytes(run.last.read_bytes()[:1000])
     with pytest.raises(RunError, match=r"last.pt is damaged .* delete it to start this run again"):
-        fit(SMALL, quiet(tmp_path))
+        fit(SMALL, runtime(tmp_path))
     torch.save({"model": {}}, run.last)
     with pytest.raises(RunError, match=r"last.pt does not fit this run"):
-        fit(SMALL, quiet(tmp_path))
+        fit(SMALL, runtime(tmp_path))
 
 
 def test_checkpoints_run_no_code(tmp_path):
@@ -281,7 +244,7 @@ def test_checkpoints_run_no_code(tmp_path):
     run = Run.of(SMALL, tmp_path)
     torch.save({"model": Evil()}, run.last)
     with pytest.raises(RunError, match="damaged"):
-        fit(SMALL, quiet(tmp_path))
+        fit(SMALL, runtime(tmp_path))
     assert not (tmp_path / "ran").exists()
 
 
@@ -316,21 +279,21 @@ def test_outputs_that_are_not_finite_are_no_accuracy(tmp_path):
 
 
 def test_a_folder_of_other_settings_or_data_is_refused(tmp_path, monkeypatch):
-    fit(SMALL, quiet(tmp_path))
+    fit(SMALL, runtime(tmp_path))
     other = dataclasses.replace(SMALL, seed=1)
     (tmp_path / run_id(SMALL)).rename(tmp_path / run_id(other))
     run = Run(tmp_path / run_id(other))
     run.result.unlink()
     with pytest.raises(RunError, match="holds the run of other settings"):
-        fit(other, quiet(tmp_path))
+        fit(other, runtime(tmp_path))
     (run.folder / "config.json").unlink()
     with pytest.raises(RunError, match="it is of other settings"):
-        fit(other, quiet(tmp_path))
+        fit(other, runtime(tmp_path))
     run.folder.rename(tmp_path / run_id(SMALL))
     (tmp_path / run_id(SMALL) / "config.json").unlink()
     monkeypatch.setattr(train, "fingerprint", lambda dataset: "of other data")
     with pytest.raises(RunError, match="trained on other data"):
-        fit(SMALL, quiet(tmp_path))
+        fit(SMALL, runtime(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -354,7 +317,7 @@ def test_bad_requests_leave_no_folder(changes, runtime, message, tmp_path):
 def test_a_loss_that_is_not_finite_stops_the_run_before_the_step(tmp_path):
     settings = dataclasses.replace(SMALL, optimizer="sgd", lr=1e18, epochs=3)
     with pytest.raises(RunError) as error:
-        fit(settings, quiet(tmp_path))
+        fit(settings, runtime(tmp_path))
     text = str(error.value)
     assert "the loss is" in text
     assert "at epoch 1, step" in text
@@ -375,49 +338,13 @@ def test_the_first_layer_that_is_not_finite():
 
 # --- several processes ----------------------------------------------------------------------------------------------
 
-PARALLEL = """
-    import sys, torch, pathlib, dataclasses
-    import test_train as t
-    from dctps.train.processes import processes
-    folder = pathlib.Path(sys.argv[1])
-    torch.set_num_threads(1)
-    with processes(torch.device("cpu")) as group:
-        trainer = t.alone(getattr(t, sys.argv[2]), folder, group)
-        result = trainer.train()
-        torch.save(trainer.model.state_dict(), folder / f"rank{group.rank}")
-        if group.first:
-            (folder / "result.json").write_text(t.json.dumps(result))
-"""
-PAIR = dataclasses.replace(
-    SMALL, optimizer="sgd", lr=0.05, epochs=3, batch_size=50
-)  # 1293 images: 25 whole batches and 43
-PAIR_RIGL = dataclasses.replace(PAIR, rewire="rigl", rewire_every=10)
-
-
-def torchrun(*command: str) -> subprocess.CompletedProcess:
-    environment = {**os.environ, "PYTHONPATH": os.path.dirname(__file__), "OMP_NUM_THREADS": "1"}
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    return subprocess.run([*launcher, *command], env=environment, capture_output=True, text=True, timeout=200)
-
-
-def train_in_two(name: str, folder: Path) -> tuple[dict, dict]:
-    """The states of both processes after training the settings of that name in this file."""
-    script = folder.with_suffix(".py")
-    script.write_text(textwrap.dedent(PARALLEL))
-    folder.mkdir()
-    run = torchrun(str(script), str(folder), name)
-    assert run.returncode == 0, run.stderr[-3000:]
-    first, second = (torch.load(folder / f"rank{rank}") for rank in (0, 1))
-    assert all(torch.equal(first[key], second[key]) for key in first)  # supports, values and statistics alike
-    return first, second
-
 
 NORMED = Settings(model="resnet18", width=8, data="digits", density=0.05, epochs=1, batch_size=64)
 
 
 @pytest.mark.process
 def test_two_processes_with_batch_norm_report_the_network_they_save(tmp_path):
-    train_in_two("NORMED", tmp_path / "two")
+    train_in_two(NORMED, tmp_path / "two")
     result = json.loads((tmp_path / "two" / "result.json").read_text())
     trainer = alone(NORMED, tmp_path / "other")
     dctps.load(tmp_path / "two" / run_id(NORMED) / "best.safetensors", trainer.model)
@@ -438,8 +365,8 @@ def test_torchrun_runs_the_command_and_says_what_crosses_the_wire(tmp_path):
 
 @pytest.mark.process
 def test_two_processes_follow_one(tmp_path):
-    first, _ = train_in_two("PAIR", tmp_path / "two")
-    fit(PAIR, quiet(tmp_path / "one"))
+    first, _ = train_in_two(PAIR, tmp_path / "two")
+    fit(PAIR, runtime(tmp_path / "one"))
     alone = state(Run(tmp_path / "one" / run_id(PAIR)))["model"]
     for key, tensor in alone.items():
         # 78 steps of SGD on sums in another order: float32 rounding, grown to 1e-5 of weights of order 1

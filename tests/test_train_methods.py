@@ -15,11 +15,16 @@ from dctps.train import setup as prepare
 from dctps.train.loop import Interrupted, fit
 from dctps.train.runs import Run, RunError
 from dctps.train.settings import Settings, run_id
-from test_train import SMALL, assert_identical, metrics, quiet, state, torchrun, train_in_two
+from helpers.marks import needs_digits
+from helpers.processes import torchrun
+from helpers.runs import PAIR, SMALL, assert_identical, metrics, runtime, state, train_in_two
+
+pytestmark = needs_digits
 
 WEIGHTS = 93_780  # of the small network that the digits train
 CLASSICAL = dataclasses.replace(SMALL, offset=None, epochs=1)
 RIGL = dataclasses.replace(SMALL, epochs=2, rewire="rigl", rewire_every=7)
+PAIR_RIGL = dataclasses.replace(PAIR, rewire="rigl", rewire_every=10)
 
 
 def changed(settings: Settings = SMALL, **changes) -> Settings:
@@ -29,7 +34,7 @@ def changed(settings: Settings = SMALL, **changes) -> Settings:
 @pytest.mark.parametrize("method", sorted(dctps.METHODS))
 def test_every_method_trains_exactly_as_many_weights_as_asked(method, tmp_path):
     settings = changed(CLASSICAL, method=method, density=0.05, method_steps=3)
-    result = fit(settings, quiet(tmp_path))
+    result = fit(settings, runtime(tmp_path))
     kept = round(0.05 * result["weights"]["size"])
     assert result["weights"] == {"asked": kept, "got": kept, "size": result["weights"]["size"]}
     needs_data = dctps.METHODS[method].needs_data
@@ -47,7 +52,7 @@ def test_the_methods_see_the_training_images_as_training_does(tmp_path, monkeypa
 
     original = prepare.prune
     monkeypatch.setattr(prepare, "prune", spy)
-    fit(changed(CLASSICAL, method="snip"), quiet(tmp_path))
+    fit(changed(CLASSICAL, method="snip"), runtime(tmp_path))
     dataset = dctps.data.load("digits")
     group = train.Processes()
     batches = prepare.Data.of(dataset, CLASSICAL, torch.device("cpu"), group).training
@@ -61,13 +66,13 @@ def test_the_methods_see_the_training_images_as_training_does(tmp_path, monkeypa
 def test_a_collapse_leaves_no_folder(tmp_path):
     settings = Settings(model="fixup_resnet20", data="digits", density=0.01, offset=None, method="synflow")
     with pytest.raises(dctps.CollapseError):
-        fit(settings, quiet(tmp_path))
+        fit(settings, runtime(tmp_path))
     assert not list(tmp_path.iterdir())
 
 
 def test_a_method_may_choose_the_support_of_an_offset(tmp_path):
     settings = changed(CLASSICAL, method="synflow", offset="dct", method_steps=5)
-    fit(settings, quiet(tmp_path))
+    fit(settings, runtime(tmp_path))
     net = dctps.models.build("small_cnn", in_channels=1)
     dctps.load(tmp_path / run_id(settings) / "best.safetensors", net)
     assert all(row.offset == "dct" for row in dctps.report(net).layers)
@@ -77,7 +82,7 @@ def test_a_method_may_choose_the_support_of_an_offset(tmp_path):
 @pytest.mark.parametrize("offset", ["dct", None])
 def test_rewiring_moves_weights_and_keeps_their_number(rewire, offset, tmp_path):
     settings = changed(RIGL, rewire=rewire, offset=offset)
-    result = fit(settings, quiet(tmp_path))
+    result = fit(settings, runtime(tmp_path))
     assert result["rewirings"] == sum(
         1 for t in range(1, 31) if t % 7 == 0 and (rewire != "dsr" or not offset or t > 20)
     )
@@ -105,7 +110,7 @@ def interrupted(settings: Settings, folder, step: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(train.Trainer, "_step", stop)
         with pytest.raises(Interrupted):
-            fit(settings, quiet(folder))
+            fit(settings, runtime(folder))
 
 
 @pytest.mark.parametrize(
@@ -121,8 +126,8 @@ def interrupted(settings: Settings, folder, step: int) -> None:
 )
 def test_resume_is_bit_equal_with_rewiring(settings, step, tmp_path):
     interrupted(settings, tmp_path / "two", step)
-    result = fit(settings, quiet(tmp_path / "two"))
-    whole = fit(settings, quiet(tmp_path / "one"))
+    result = fit(settings, runtime(tmp_path / "two"))
+    whole = fit(settings, runtime(tmp_path / "one"))
     one, two = (Run(tmp_path / name / run_id(settings)) for name in ("one", "two"))
     for content in (one, two):  # the times that a method took are not the same
         saved = content.load_state()
@@ -141,7 +146,7 @@ def test_a_run_that_goes_on_is_not_scored_again(tmp_path, monkeypatch):
         raise AssertionError("scored again")
 
     monkeypatch.setattr(prepare, "prune", never)
-    assert fit(settings, quiet(tmp_path))["pruning"]["forward_passes"] == 1
+    assert fit(settings, runtime(tmp_path))["pruning"]["forward_passes"] == 1
 
 
 # --- lottery tickets ------------------------------------------------------------------------------------------------
@@ -150,7 +155,7 @@ IMP = changed(CLASSICAL, method="imp", method_steps=2, density=0.04)
 
 
 def test_lottery_tickets_are_runs_that_build_on_one_another(tmp_path):
-    result = fit(IMP, quiet(tmp_path))
+    result = fit(IMP, runtime(tmp_path))
     size = result["weights"]["size"]
     counts = schedule(size, 0.04, 2)
     rounds = [changed(IMP, imp_round=0), changed(IMP, imp_round=1), IMP]
@@ -173,7 +178,7 @@ def test_lottery_tickets_are_runs_that_build_on_one_another(tmp_path):
 
 
 def test_lottery_tickets_start_from_the_initial_values(tmp_path):
-    fit(IMP, quiet(tmp_path))
+    fit(IMP, runtime(tmp_path))
     saved = state(Run(tmp_path / run_id(IMP)))["model"]
     dataset, device = dctps.data.load("digits"), torch.device("cpu")
     plain = prepare.build(IMP, dataset, device)
@@ -186,7 +191,7 @@ def test_lottery_tickets_start_from_the_initial_values(tmp_path):
 
 def test_an_interrupted_round_goes_on(tmp_path):
     interrupted(IMP, tmp_path, 9)  # in the dense round
-    assert fit(IMP, quiet(tmp_path))["accuracy"] == fit(IMP, quiet(tmp_path / "other"))["accuracy"]
+    assert fit(IMP, runtime(tmp_path))["accuracy"] == fit(IMP, runtime(tmp_path / "other"))["accuracy"]
 
 
 def test_late_rewinding_starts_from_the_dense_round(tmp_path):
@@ -202,7 +207,7 @@ def test_late_rewinding_starts_from_the_dense_round(tmp_path):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(train.Trainer, "_step", spy)
-        fit(settings, quiet(tmp_path))
+        fit(settings, runtime(tmp_path))
     dense = next(own for number, step, own in seen if number == 0 and step == 5)  # as it was after five steps
     for number in (1, None):
         _, step, first = next(row for row in seen if row[0] == number)
@@ -213,10 +218,10 @@ def test_late_rewinding_starts_from_the_dense_round(tmp_path):
 
 
 def test_a_round_without_its_state_is_an_error(tmp_path):
-    fit(changed(IMP, imp_round=1), quiet(tmp_path))
+    fit(changed(IMP, imp_round=1), runtime(tmp_path))
     Run(tmp_path / run_id(changed(IMP, imp_round=1))).last.unlink()
     with pytest.raises(RunError, match=r"no last\.pt"):
-        fit(IMP, quiet(tmp_path))
+        fit(IMP, runtime(tmp_path))
 
 
 # --- subspaces and BatchNorm ----------------------------------------------------------------------------------------
@@ -226,8 +231,8 @@ def test_a_round_without_its_state_is_an_error(tmp_path):
 def test_projections_train_and_go_on(projection, tmp_path):
     settings = changed(SMALL, density=0.001, projection=projection)
     interrupted(settings, tmp_path / "two", 15)
-    result = fit(settings, quiet(tmp_path / "two"))
-    fit(settings, quiet(tmp_path / "one"))
+    result = fit(settings, runtime(tmp_path / "two"))
+    fit(settings, runtime(tmp_path / "one"))
     assert_identical(*(Run(tmp_path / name / run_id(settings)) for name in ("one", "two")))
     size = result["weights"]["size"]
     assert result["weights"] == {"asked": round(0.001 * size), "got": round(0.001 * size), "size": size}
@@ -239,13 +244,13 @@ def test_projections_train_and_go_on(projection, tmp_path):
 def test_few_scales_and_shifts(tmp_path):
     normed = Settings(model="resnet18", width=8, data="digits", density=0.05, epochs=1, batch_size=64)
     few = changed(normed, norm_density=0.1)
-    bytes_of = {s.norm_density: fit(s, quiet(tmp_path))["bytes"]["file"] for s in (normed, few)}
+    bytes_of = {s.norm_density: fit(s, runtime(tmp_path))["bytes"]["file"] for s in (normed, few)}
     assert bytes_of[0.1] < bytes_of[None]
 
 
 def test_few_scales_and_shifts_of_a_dense_network(tmp_path):
     settings = Settings(model="resnet18", width=8, data="digits", norm_density=0.1, epochs=1, batch_size=64)
-    result = fit(settings, quiet(tmp_path))
+    result = fit(settings, runtime(tmp_path))
     net = dctps.models.build("resnet18", in_channels=1, width=8)
     dctps.load(tmp_path / run_id(settings) / "best.safetensors", net)
     channels = sum(row.size for row in dctps.report(net).norms)
@@ -257,7 +262,7 @@ def test_few_scales_and_shifts_of_a_dense_network(tmp_path):
 @pytest.mark.parametrize("alpha", ["preserve", 0.5])
 def test_alpha_by_rule(alpha, tmp_path):
     settings = changed(SMALL, alpha=alpha, train_alpha=False, epochs=1)
-    fit(settings, quiet(tmp_path))
+    fit(settings, runtime(tmp_path))
     saved = state(Run(tmp_path / run_id(settings)))["model"]
     alphas = [float(tensor) for key, tensor in saved.items() if key.endswith(".alpha")]
     assert all(a == 0.5 for a in alphas) if alpha == 0.5 else all(a > 1 for a in alphas)
@@ -268,11 +273,9 @@ def test_alpha_by_rule(alpha, tmp_path):
 
 @pytest.mark.process
 def test_two_processes_rewire_alike_and_follow_one(tmp_path, monkeypatch):
-    first, _ = train_in_two("PAIR_RIGL", tmp_path / "two")  # checks that both hold the same supports
-    import test_train
-
-    fit(test_train.PAIR_RIGL, quiet(tmp_path / "one"))
-    alone = state(Run(tmp_path / "one" / run_id(test_train.PAIR_RIGL)))["model"]
+    first, _ = train_in_two(PAIR_RIGL, tmp_path / "two")  # checks that both hold the same supports
+    fit(PAIR_RIGL, runtime(tmp_path / "one"))
+    alone = state(Run(tmp_path / "one" / run_id(PAIR_RIGL)))["model"]
     for key, tensor in alone.items():
         if key.endswith("positions"):
             assert torch.equal(first[key], tensor), key
@@ -331,5 +334,5 @@ def test_settings_that_do_not_go_together(changes, message):
 )
 def test_settings_that_the_network_refuses(changes, message, tmp_path):
     with pytest.raises(ValueError, match=message):
-        fit(changed(SMALL, **changes), quiet(tmp_path))
+        fit(changed(SMALL, **changes), runtime(tmp_path))
     assert not any(tmp_path.glob("*/last.pt"))

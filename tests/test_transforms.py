@@ -5,10 +5,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-import oracles
 from dctps.core import transforms
 from dctps.core.transforms import TRANSFORMS, matrix
-from tolerances import assert_close
+from helpers import oracles
+from helpers.tolerances import assert_close
 
 names = st.sampled_from(list(TRANSFORMS))
 lengths = st.one_of(st.integers(1, 48), st.sampled_from([53, 61, 64, 97, 101]))

@@ -1,0 +1,91 @@
+"""Small trainings on the digits: their settings, what they leave in their folder, and the check that two are equal."""
+
+import dataclasses
+import json
+import textwrap
+from pathlib import Path
+
+import torch
+
+from dctps import data
+from dctps.train.loop import Trainer
+from dctps.train.processes import Processes
+from dctps.train.runs import Run
+from dctps.train.settings import Runtime, Settings, to_json
+from dctps.train.setup import prepare
+from helpers.processes import torchrun
+
+SMALL = Settings(model="small_cnn", data="digits", density=0.02, epochs=2, lr=3e-3, batch_size=64)
+# 1293 images in batches of 50: 25 whole batches and one of 43
+PAIR = dataclasses.replace(SMALL, optimizer="sgd", lr=0.05, epochs=3, batch_size=50)
+TIMING = {"seconds", "images_per_second"}
+
+
+def runtime(folder: Path) -> Runtime:
+    """A quiet runtime of one thread; what `keep_memory` sets would hold for all other tests."""
+    return Runtime(runs=folder, quiet=True, threads=1, keep_memory=False)
+
+
+def alone(settings: Settings, folder: Path, group: Processes | None = None) -> Trainer:
+    """A trainer in this process, not yet started."""
+    device, dataset = torch.device("cpu"), data.load(settings.data)
+    model, _ = prepare(settings, dataset, device)
+    return Trainer(settings, runtime(folder), Run.of(settings, folder), group or Processes(), device, dataset, model)
+
+
+def metrics(run: Run) -> list[dict]:
+    """The metrics of every epoch, without what depends on the clock."""
+    rows = [json.loads(line) for line in run.metrics.read_text().splitlines()]
+    return [{key: value for key, value in row.items() if key not in TIMING} for row in rows]
+
+
+def state(run: Run) -> dict:
+    """The last checkpoint of a run, without the time it took."""
+    content = run.load_state()
+    content["progress"].pop("seconds")
+    return content
+
+
+def assert_identical(run: Run, other: Run):
+    """Check that weights, optimiser, progress and metrics of two runs are equal to the last bit."""
+    mine, theirs = state(run), state(other)
+    for a, b in zip(leaves(mine), leaves(theirs), strict=True):
+        assert a[0] == b[0]
+        assert torch.equal(a[1], b[1]) if isinstance(a[1], torch.Tensor) else a[1] == b[1], a[0]
+    assert metrics(run) == metrics(other)
+
+
+def leaves(tree, path=""):
+    """The leaves of nested dicts and lists, with their paths."""
+    items = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else None
+    if items is None:
+        return [(path, tree)]
+    return [leaf for key, value in items for leaf in leaves(value, f"{path}/{key}")]
+
+
+PARALLEL = """
+    import json, pathlib, sys, torch
+    from dctps.train.processes import processes
+    from dctps.train.settings import from_json
+    from helpers.runs import alone
+    folder = pathlib.Path(sys.argv[1])
+    torch.set_num_threads(1)
+    with processes(torch.device("cpu")) as group:
+        trainer = alone(from_json(json.loads(sys.argv[2])), folder, group)
+        result = trainer.train()
+        torch.save(trainer.model.state_dict(), folder / f"rank{group.rank}")
+        if group.first:
+            (folder / "result.json").write_text(json.dumps(result))
+"""
+
+
+def train_in_two(settings: Settings, folder: Path) -> tuple[dict, dict]:
+    """Train in two processes; return the state of the network in each."""
+    script = folder.with_suffix(".py")
+    script.write_text(textwrap.dedent(PARALLEL))
+    folder.mkdir()
+    run = torchrun(str(script), str(folder), json.dumps(to_json(settings)))
+    assert run.returncode == 0, run.stderr[-3000:]
+    first, second = (torch.load(folder / f"rank{rank}") for rank in (0, 1))
+    assert all(torch.equal(first[key], second[key]) for key in first)  # supports, values and statistics alike
+    return first, second

@@ -1,0 +1,11 @@
+"""Lines of sheets."""
+
+from dctps.experiments.sheet import Training
+
+
+def training(**changes):
+    """A line of a sheet."""
+    plain = {"experiment": "lenet", "scale": "paper", "panel": "A", "line": "DCTpS", "task": "train", "model": "lenet"}
+    plain |= {"data": "cifar10", "width": None, "images": None, "epochs": 160, "density": 0.01, "seed": 0}
+    plain |= {"status": "done", "reason": "", "commit": "abc", "id": "0"}
+    return Training(**(plain | changes))
