@@ -73,11 +73,13 @@ docs: $(VENV)/.dev  ## the pages of docs/ as a site in build/site; a broken link
 	$(BIN)/mkdocs build --quiet --strict
 
 STEPS := --steps 5 --warmup 1
-bench: $(VENV)/.dev  ## the tables of the README, about an hour with nothing else running; writes results/bench-*
-	$(BIN)/dctps bench step --models vgg19 --densities 1e-3 --offsets dct dct_signed hadamard/spatial/channel/lowest/0 none $(STEPS)
+bench: $(VENV)/.dev  ## the tables of the README, about an hour with nothing else running; replaces results/bench-*
+	$(BIN)/dctps bench step --models vgg19 --densities 1e-3 --offsets dct dct_signed hadamard/spatial/channel/lowest/0 $(STEPS)
 	$(BIN)/dctps bench step --models vgg19 --densities 1e-2 --offsets dct $(STEPS)
-	$(BIN)/dctps bench step --models resnet18 mobilenetv2 resnet50 --densities 1e-3 --offsets dct $(STEPS)
-	$(BIN)/dctps bench step --models vgg19 resnet50 --densities 1e-3 --offsets dct --batch 32 --inference --steps 7
+	$(BIN)/dctps bench step --models resnet18 mobilenetv2 --densities 1e-3 --offsets dct $(STEPS)
+	$(BIN)/dctps bench step --models mobilenetv2 --densities 1e-3 --offsets dct --steps 11
+	$(BIN)/dctps bench step --models resnet50 --densities 1e-3 --offsets dct --steps 7
+	$(BIN)/dctps bench step --models vgg19 resnet50 --densities 1e-3 --offsets dct --batch 32 --inference $(STEPS)
 	$(BIN)/dctps bench step --models vgg19 resnet18 --densities 1e-2 1e-3 1e-4 --offsets none --batch 32 $(STEPS)
 	$(BIN)/dctps bench step --models vgg19 resnet18 --densities 1e-2 1e-3 1e-4 --offsets none --batch 128 $(STEPS)
 	$(BIN)/dctps bench scaling

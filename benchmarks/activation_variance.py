@@ -6,7 +6,7 @@ For LeNet-5, VGG19 and ResNet18 on images of CIFAR-10 (dctps data get cifar10, o
 each convolution's and linear layer's output, over images, channels and pixels, and its root mean square, which is what
 "preserve" is about. With BatchNorm's statistics as it starts from (mean 0, variance 1) it does nothing, so that the
 layers stand alone; with those of the batch it normalises each output, and only the scale within a layer is left to
-see. Writes results/bench-activation-variance-<cpu>-<torch>.csv and prints the tables of docs/beyond.md.
+see. Writes results/bench-activation-variance.csv and prints the tables of docs/beyond.md.
 """
 
 import argparse

@@ -5,7 +5,7 @@
 Bytes: files of ResNet50 (10 classes, DCTpS) by density of the weights and of the scale-shift pairs, with and without
 running statistics. Accuracy: a small network with BatchNorm on scikit-learn's digits, 5 % of the weights (EPL), Adam at
 1e-3, test accuracy at the end, with the statistics of training and with those that `recalibrate` finds from eight
-batches. Writes results/bench-batchnorm-bytes-<cpu>-<torch>.csv and bench-batchnorm-digits-*.csv.
+batches. Writes results/bench-batchnorm-bytes.csv and bench-batchnorm-digits.csv.
 """
 
 import argparse

@@ -2,7 +2,7 @@
 
     python benchmarks/input_pipeline.py [--count 50000] [--size 32] [--batch 128] [--seconds 3] [--step]
 
-Writes results/bench-input-pipeline-<cpu>-<torch>.csv: images per second of random images of the size of CIFAR's,
+Writes results/bench-input-pipeline.csv: images per second of random images of the size of CIFAR's,
 with and without augmentation and in both memory formats; the median of several runs.
 """
 

@@ -2,7 +2,7 @@
 
     python benchmarks/linear_step.py [--sizes 4096 16384] [--batch 32] [--density 1e-4]
 
-Writes results/bench-linear-step-<cpu>-<torch>.csv: medians in milliseconds and their ratio, both layers measured in
+Writes results/bench-linear-step.csv: medians in milliseconds and their ratio, both layers measured in
 turn in one run. Dense layers of 16384 x 16384 need 4.3 GB for weight, gradient and Adam's two moments.
 """
 

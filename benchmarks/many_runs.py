@@ -5,7 +5,7 @@
 One tiny network is trained; its run folder is the template of all others, which get the settings of ResNet50 and VGG19
 on CIFAR-10 and CIFAR-100 by the paper's methods, at its densities, with as many seeds as it takes, and accuracies drawn
 at random. Files are read as they lie in the system's cache. Each time is the least of three. Writes
-results/bench-many-runs-<cpu>-<torch>.csv.
+results/bench-many-runs.csv.
 """
 
 import argparse

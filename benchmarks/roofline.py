@@ -6,7 +6,7 @@ The ceilings are measured, not read off a data sheet: multiply-adds of a large f
 between two tensors that no cache holds. For each layer the forward and the backward pass of the kernels alone, with
 the multiply-adds that they perform and the bytes that must at least move (x and y once; backwards x, y and both
 gradients). A share near 100 % of either ceiling is the end of the road. Writes
-results/bench-roofline-<cpu>-<torch>.csv.
+results/bench-roofline.csv.
 """
 
 import argparse
@@ -21,7 +21,8 @@ from table import write
 from dctps import Support, TransformOffset
 from dctps.base.machine import keep_memory
 from dctps.core.geometry import Geometry
-from dctps.ops.native import plans, products
+from dctps.ops.route import layout_of
+from dctps.ops.routes import choose
 
 REPEATS = 9
 
@@ -73,16 +74,6 @@ def ceilings() -> tuple[float, float]:
     return 2048**3 / seconds(lambda: a @ b), 2 * source.nbytes / seconds(lambda: target.copy_(source))
 
 
-def multiply_adds(layer: Layer, geometry: Geometry, batch: int) -> int:
-    """Of one application: those of the sparse part and of both stages of the offset."""
-    outputs, pixels = batch * (layer.side // layer.stride) ** 2, batch * layer.side**2
-    if layer.offset == "none":
-        return outputs * layer.nnz
-    offset = TransformOffset.parse(layer.offset).bind(geometry.weight_shape)
-    depthwise = offset.transform.terms * layer.filters * geometry.taps if geometry.taps > 1 else 0
-    return outputs * (layer.nnz + depthwise) + pixels * plans.operations(offset)
-
-
 def measure(layer: Layer, batch: int) -> list[tuple[str, float, int, int]]:
     """(direction, seconds, multiply-adds, bytes) of the forward and the backward pass."""
     shape = layer.filters, layer.channels, layer.kernel, layer.kernel
@@ -93,13 +84,13 @@ def measure(layer: Layer, batch: int) -> list[tuple[str, float, int, int]]:
     positions, values = Support.sample(shape, layer.nnz, 0).positions, torch.randn(layer.nnz)
     offset = None if layer.offset == "none" else TransformOffset.parse(layer.offset).bind(shape)
     alpha = None if offset is None else torch.tensor(1.0)
-    args = x, values, positions, alpha, offset, geometry
-    out, needs = torch.empty_like(y), (True, True, alpha is not None)
-    once = multiply_adds(layer, geometry, batch)
+    route = choose(offset, geometry, layout_of(x, y), "native", layer.nnz)
+    args, needs = (x, values, positions, alpha), (True, True, alpha is not None)
+    once = route.multiply_adds(x, layer.nnz)
     gradient = y.numel() // layer.filters * layer.nnz
     return [
-        ("forward", seconds(lambda: products.forward(*args, out)), once, x.nbytes + y.nbytes),
-        ("backward", seconds(lambda: products.backward(y, *args, needs)), once + gradient, 2 * x.nbytes + y.nbytes),
+        ("forward", seconds(lambda: route.forward(*args)), once, x.nbytes + y.nbytes),
+        ("backward", seconds(lambda: route.backward(y, *args, needs)), once + gradient, 2 * x.nbytes + y.nbytes),
     ]
 
 

@@ -1,4 +1,4 @@
-"""Where the benchmarks write: results/bench-<name>-<cpu>-torch<version>.csv, each row with threads and commit."""
+"""Where the benchmarks write: results/bench-<name>.csv, each row with processor, torch version and commit."""
 
 import csv
 from collections.abc import Sequence
@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from dctps.base.files import write_atomically
 from dctps.base.machine import cpu
 from dctps.base.provenance import commit
 
@@ -13,11 +14,16 @@ RESULTS = Path(__file__).parents[1] / "results"
 
 
 def write(name: str, header: Sequence[str], rows: Sequence[Sequence[object]]) -> Path:
-    measured_on = commit()  # before the table, a tracked file, is written
-    path = RESULTS / f"bench-{name}-{cpu().replace(' ', '_')}-torch{torch.__version__.split('+')[0]}.csv"
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow([*header, "commit"])
-        writer.writerows([*row, measured_on] for row in rows)
+    """Write a table of this name in place of an earlier one; returns its path."""
+    origin = {"cpu": cpu(), "torch": torch.__version__, "commit": commit()}
+    path = RESULTS / f"bench-{name}.csv"
+
+    def fill(part: Path) -> None:
+        with part.open("w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow([*header, *origin])
+            writer.writerows([*row, *origin.values()] for row in rows)
+
+    write_atomically(path, fill)
     print(f"written: {path}")
     return path

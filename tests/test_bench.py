@@ -10,10 +10,11 @@ import types
 
 import pytest
 import torch
+import tyro
 from torch import nn
 
 import dctps
-from dctps.bench import calls, figures, layers, memory, networks, scaling, sparseprop, steps, stopwatch
+from dctps.bench import calls, figures, layers, memory, names, networks, scaling, sparseprop, steps, stopwatch
 from dctps.bench.contenders import contenders
 from dctps.bench.published import Published, published
 from dctps.bench.stopwatch import Times
@@ -369,14 +370,71 @@ def test_without_a_subject_there_is_help(capsys):
 # --- what is kept ---------------------------------------------------------------------------------------------------
 
 
-def test_earlier_files_are_left_alone(tmp_path):
+def parse(subject, arguments):
+    """What a command line asks for."""
+    given = {"step": COMMAND.StepArguments, "layers": COMMAND.LayersArguments, "scaling": COMMAND.ScalingArguments}
+    return tyro.cli(given[subject], args=arguments.split()).asked
+
+
+BOTH = "bench-step-resnet18+vgg19-dct+none-1e-2+1e-4-b128"
+OWN_NETWORK = "bench-step-my.nets-f-srht-spatial-channel-lowest-0-1e-1-b128-input_shape-1x28x28"
+
+
+@pytest.mark.parametrize(
+    ("subject", "arguments", "name"),
+    [
+        ("step", "--models vgg19 --densities 1e-3", "bench-step-vgg19-dct-1e-3-b128"),
+        ("step", "--models vgg19 resnet18 --densities 1e-4 0.01 --offsets none dct --steps 5 --warmup 1", BOTH),
+        ("step", "--models resnet18 vgg19 --densities 0.01 1e-4 --offsets dct none", BOTH),
+        ("step", "--density 0.0125 --batch 32 --inference", "bench-step-resnet18-dct-1.25e-2-b32-inference"),
+        ("step", "--density 1", "bench-step-resnet18-dct-1-b128"),
+        (
+            "step",
+            "--density 0.1 --offset srht/spatial/channel/lowest/0 --model my.nets:f --input-shape 1 28 28",
+            OWN_NETWORK,
+        ),
+        ("layers", "--model resnet50", "bench-layers-resnet50-dct-1e-3-b32"),
+        ("layers", "--channels-last --classes 100", "bench-layers-resnet18-dct-1e-3-b32-channels_last-classes-100"),
+        ("scaling", "--repeats 3", "bench-scaling-dct"),
+        ("scaling", "--offset none --sizes 8 16 --channels", "bench-scaling-none-sizes-8+16-channels-none"),
+    ],
+)
+def test_a_name_says_what_was_measured(subject, arguments, name):
+    assert getattr(names, f"{subject}_name")(parse(subject, arguments)) == name
+
+
+def test_long_names_are_cut_and_stay_different():
+    found = {names.step_name(steps.Steps(models=tuple(f"my.nets:f{n}" for n in range(count)))) for count in (40, 41)}
+    assert len(found) == 2
+    assert {len(name) for name in found} == {names.LONGEST}
+
+
+def test_a_later_run_replaces_table_and_figure(tmp_path):
+    run("layers", tmp_path)
+    (path,) = tmp_path.glob("*.csv")
+    assert path.name == "bench-layers-test_bench-three_alike-dct-5e-2-b2-input_shape-3x8x8.csv"
+    path.write_text("of an earlier run")
+    path.with_suffix(".png").write_text("of an earlier run")
     rows = run("layers", tmp_path)
-    assert main(["bench", "layers", *TINY["layers"].split(), "--out", str(tmp_path)]) == 0
-    first, second = sorted(tmp_path.glob("*.csv"), key=lambda path: len(path.name))
-    assert second.name == f"{first.stem}-2.csv"
-    assert first.name.startswith("bench-layers-")
-    assert f"-torch{torch.__version__.split('+')[0]}-" in first.name
-    assert read(first) == rows
+    assert list(tmp_path.iterdir()) == [path]  # no figure is drawn here, and the earlier one shows other numbers
+    assert {row["model"] for row in rows} == {"test_bench:three_alike"}
+
+
+def test_a_file_never_holds_rows_of_two_runs(monkeypatch, tmp_path):
+    run("step", tmp_path)
+    (path,) = tmp_path.glob("*.csv")
+    before, whole = read(path), steps.measure
+    seen = []
+
+    def watched(asked, tick):
+        seen.append(read(path))
+        for group in whole(asked, tick):
+            yield group
+            seen.append(read(path))
+
+    monkeypatch.setattr(steps, "measure", watched)
+    after = run("step", tmp_path)
+    assert seen == [before, after[:3], after]
 
 
 def test_what_was_measured_is_kept_when_the_rest_is_stopped(monkeypatch, tmp_path, capsys):

@@ -40,7 +40,7 @@ def step_figure(rows: Sequence[StepRow], path: Path) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     names = dict(zip(*axes.get_legend_handles_labels()[::-1], strict=True))  # one entry per name
     figure.legend(names.values(), names.keys(), loc="outside lower center", ncols=3, frameon=False, fontsize=9)
-    figure.savefig(path)
+    figure.savefig(path, format="png")
 
 
 def _bars(axes: Any, place: int, rows: Sequence[StepRow]) -> None:
@@ -76,7 +76,7 @@ def scaling_figure(rows: Sequence[ScalingRow], path: Path) -> None:
         label: handle for axes in grid.flat for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
     }
     figure.legend(names.values(), names.keys(), loc="outside lower center", ncols=4, frameon=False)
-    figure.savefig(path)
+    figure.savefig(path, format="png")
 
 
 def _curves(axes: Any, rows: Sequence[ScalingRow]) -> None:

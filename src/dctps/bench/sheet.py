@@ -1,12 +1,14 @@
-"""Where measurements go: <out>/bench-<kind>-<cpu>-torch<version>-<date>.csv, each row with what it was measured on.
+"""Where measurements go: <out>/<name>.csv, each row with the machine, the versions and the commit it was measured on.
 
-The file is written anew, atomically, after each group of rows: what is measured is not lost when the rest is stopped.
+The name says what is measured (see `names`). A new run replaces the table of an earlier one: its first rows take the
+place of the whole file, and the file is written anew, atomically, after each further group of rows. So a file never
+holds rows of two runs, and what is measured is not lost when the rest is stopped.
 """
 
 import csv
 import dataclasses
 import datetime
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +21,11 @@ from dctps.ops import native
 
 
 class Sheet:
-    """A table that grows. Earlier files are left alone: a second one of the same day ends in -2."""
+    """The table of one run, which grows while the run measures, and the figure that has the same name."""
 
-    def __init__(self, kind: str, out: Path, keep_memory: bool) -> None:
+    def __init__(self, name: str, out: Path, keep_memory: bool) -> None:
         out.mkdir(parents=True, exist_ok=True)
-        now = datetime.datetime.now(datetime.UTC)
-        version = torch.__version__.split("+")[0]
-        self.path = _free(out, f"bench-{kind}-{_plain(cpu())}-torch{version}-{now.date().isoformat()}")
+        self.path, self.figure = out / f"{name}.csv", out / f"{name}.png"
         self.rows: list[dict[str, Any]] = []
         self.origin = {
             "keep_memory": keep_memory,
@@ -34,13 +34,19 @@ class Sheet:
             "threads": torch.get_num_threads(),
             "torch": torch.__version__,
             "commit": commit(),
-            "date": now.isoformat(timespec="seconds"),
+            "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         }
 
     def add(self, rows: Sequence[Any]) -> None:
-        """Rows are instances of one dataclass; its fields are the columns."""
+        """Append rows and write the file. They are instances of one dataclass; its fields are the columns."""
+        if not self.rows:
+            self.figure.unlink(missing_ok=True)  # it shows the run whose table is replaced now
         self.rows += [{**_cells(row), **self.origin} for row in rows]
         write_atomically(self.path, self._write)
+
+    def draw(self, draw: Callable[[Path], object]) -> None:
+        """Write the figure; `draw` saves it as the PNG file it is given."""
+        write_atomically(self.figure, draw)
 
     def _write(self, path: Path) -> None:
         with path.open("w", newline="") as file:
@@ -54,16 +60,3 @@ def _cells(row: Any) -> dict[str, Any]:
     cells = dataclasses.asdict(row)
     rounded = {k: float(f"{v:.5g}") for k, v in cells.items() if isinstance(v, float) and k != "density"}
     return cells | rounded
-
-
-def _plain(name: str) -> str:
-    """A processor's name as a part of a file name."""
-    return "_".join("".join(c if c.isalnum() or c in ".-" else " " for c in name).split())
-
-
-def _free(out: Path, stem: str) -> Path:
-    path, number = out / f"{stem}.csv", 1
-    while path.exists():
-        number += 1
-        path = out / f"{stem}-{number}.csv"
-    return path

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from dctps.base.machine import flushed_denormals, keep_memory
 from dctps.base.registry import lookup
-from dctps.bench import figures, layers, scaling, sparseprop, steps, tables
+from dctps.bench import figures, layers, names, scaling, sparseprop, steps, tables
 from dctps.bench.networks import NONE
 from dctps.bench.sheet import Sheet
 from dctps.bench.stopwatch import check_counts
@@ -29,7 +29,8 @@ class Machine:
     """How the process runs and where the results go."""
 
     out: Path = Path("results")
-    """Folder of the table (CSV) and the figure (PNG, with matplotlib); earlier files are left alone."""
+    """Folder of the table (CSV) and the figure (PNG, with matplotlib). Their name says what was measured; files of the
+    same name are replaced."""
     threads: int | None = None
     """Threads of torch; None leaves torch's own choice."""
     keep_memory: bool = True
@@ -69,7 +70,8 @@ def bench(arguments: list[str]) -> None:
 HELP = """usage: dctps bench SUBJECT ...
 
 Speed and memory on this machine. Everything that is compared runs in one process, in turn, so that whatever else the
-machine does hits all alike; medians are reported, on the screen and as results/bench-SUBJECT-...csv.
+machine does hits all alike; medians are reported, on the screen and as a table in results/. The name of the table says
+what was measured, as bench-step-vgg19-dct-1e-3-b128.csv does; a later run with the same name replaces it.
 
   layers    the layers of a network one by one: torch's layer against each way ours can take
   step      whole training steps or inferences: dense, the published formulation, ours, SparseProp if installed
@@ -91,7 +93,7 @@ def _layers(arguments: list[str]) -> None:
     with _measuring(given.machine) as kept:
         cases = layers.find_cases(asked)
         rounds = len(cases) * (layers.WARMUP + asked.repeats)
-        sheet = Sheet("layers", given.machine.out, kept)
+        sheet = Sheet(names.layers_name(asked), given.machine.out, kept)
         rows = _collect(console, sheet, rounds, lambda tick: layers.measure(asked, cases, tick))
     _finish(console, sheet, tables.layer_table(rows))
     if native.kernels is None:
@@ -103,7 +105,7 @@ def _step(arguments: list[str]) -> None:
     asked, console = given.asked, _console()
     asked.check()
     with _measuring(given.machine) as kept:
-        sheet = Sheet("step", given.machine.out, kept)
+        sheet = Sheet(names.step_name(asked), given.machine.out, kept)
         if NONE in asked.offsets and sparseprop.why_not():
             _say(console, sparseprop.why_not())
         rows = _collect(console, sheet, asked.rounds, lambda tick: steps.measure(asked, tick))
@@ -116,7 +118,7 @@ def _scaling(arguments: list[str]) -> None:
     asked, console = given.asked, _console()
     asked.check()
     with _measuring(given.machine) as kept:
-        sheet = Sheet("scaling", given.machine.out, kept)
+        sheet = Sheet(names.scaling_name(asked), given.machine.out, kept)
         rows = _collect(console, sheet, asked.rounds, lambda tick: scaling.measure(asked, tick))
     _finish(console, sheet, tables.scaling_table(rows), lambda path: figures.scaling_figure(rows, path))
 
@@ -174,8 +176,8 @@ def _tell(console: Console, progress: Progress, task: TaskID, group: list[Any]) 
 def _finish(console: Console, sheet: Sheet, table: Table, draw: Callable[[Path], None] | None = None) -> None:
     console.print(table)
     if draw is not None and figures.available():
-        draw(sheet.path.with_suffix(".png"))
-        _say(console, f"figure: {sheet.path.with_suffix('.png')}")
+        sheet.draw(draw)
+        _say(console, f"figure: {sheet.figure}")
     elif draw is not None:
         _say(console, figures.WHY_NOT)
     _say(console, f"table: {sheet.path}")

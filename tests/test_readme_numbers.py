@@ -1,0 +1,111 @@
+"""The speeds in the README are those of the tables that it names beside them."""
+
+import csv
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SECTION = (ROOT / "README.md").read_text().split("## How fast, how large")[1].split("\n## ")[0]
+OFFSETS = {
+    "DCT": "dct",
+    "DCT, channel order and signs": "dct_signed",
+    "Hadamard, channel signs": "hadamard/spatial/channel/lowest/0",
+    "none": "none",
+}
+
+
+def cells(line):
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def body(heading):
+    """The rows of a table of the section, by what its first heading begins with."""
+    _, lines = re.split(rf"\n\| {heading}[^\n]*\n\|[-:|]+\n", SECTION)
+    return [cells(line) for line in lines.split("\n\n")[0].splitlines()]
+
+
+def medians(path, model, density, offset="none"):
+    """Milliseconds by contender, and of how many steps they are the medians."""
+    with (ROOT / path).open(newline="") as file:
+        wanted = model.lower(), density, offset
+        rows = [r for r in csv.DictReader(file) if (r["model"], float(r["density"]), r["offset"]) == wanted]
+    return {row["contender"]: float(row["median_ms"]) for row in rows}, {row["steps"] for row in rows}
+
+
+def fraction(percent):
+    return float(percent.removesuffix(" %")) / 100
+
+
+def assert_rounded(text, value):
+    """The text is the value to as many digits as the text has; a half may be rounded up or down."""
+    number = text.split()[0].removesuffix("x")
+    digits = len(number.partition(".")[2])
+    assert abs(float(number) - value) <= 0.5 * 10**-digits * (1 + 1e-3), (text, value)
+
+
+@pytest.mark.parametrize("row", body("network, density, offset"), ids=lambda row: row[0])
+def test_whole_steps(row):
+    name, dense, ours, ratio, ratio_published, link = row
+    model, density, offset = re.sub(r" \(.*", "", name).split(", ", 2)
+    (path,) = re.findall(r"\((results/.*\.csv)\)", link)
+    times, steps = medians(path, model, fraction(density), OFFSETS[offset])
+    assert steps == {(re.findall(r"medians of (\d+)", name) or ["5"])[0]}
+    for text, contender in ((dense, "dense"), (ours, "ours")):
+        assert_rounded(text, times[contender] / {"ms": 1, "s": 1000}[text.split()[1]])
+    assert_rounded(ratio, times["dense"] / times["ours"])
+    if ratio_published:
+        assert_rounded(ratio_published, times["published"] / times["ours"])
+
+
+@pytest.mark.parametrize("row", body("density: times dense"), ids=lambda row: row[0])
+def test_networks_without_an_offset(row):
+    density, *texts = row
+    columns = [(model, batch) for model in ("vgg19", "resnet18") for batch in (128, 32)]
+    for text, (model, batch) in zip(texts, columns, strict=True):
+        (path,) = set(re.findall(rf"\[batch {batch}\]\((results/.*?\.csv)\)", SECTION))
+        times, _ = medians(path, model, fraction(density))
+        for ratio, other in zip(text.split(", "), ("dense", "sparseprop"), strict=True):
+            assert_rounded(ratio, times[other] / times["ours"])
+
+
+def test_linear_layers():
+    with (ROOT / "results" / "bench-linear-step.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    found = body("size")
+    assert [row[0] for row in found] == [row["size"] for row in rows]
+    for (_, dense, ours, ratio), row in zip(found, rows, strict=True):
+        for text, column in ((dense, "dense_ms"), (ours, "sparse_ms"), (ratio, "ratio")):
+            assert_rounded(text, float(row[column]))
+
+
+def test_other_runs():
+    """Each speed in the sentence links to its table."""
+    links = re.findall(r"\[([\d.]+x)\]\((results/bench-step-.*?\.csv)\)", SECTION)
+    assert len(links) == 5
+    for text, path in links:
+        times, steps = medians(path, "mobilenetv2" if "mobilenetv2" in path else "resnet50", 0.001, "dct")
+        assert steps == {"5"}
+        assert_rounded(text, times["dense"] / times["ours"])
+
+
+def test_inference():
+    (path,) = re.findall(r"results/\S*-inference\.csv", SECTION)
+    found = re.findall(r"Inference \(batch 32\): VGG19 ([\d.]+x), ResNet50 ([\d.]+x)", SECTION)[0]
+    for text, model in zip(found, ("vgg19", "resnet50"), strict=True):
+        times, _ = medians(path, model, 0.001, "dct")
+        assert_rounded(text, times["dense"] / times["ours"])
+
+
+def test_small_linear_layers():
+    with (ROOT / "results" / "bench-scaling-dct.csv").open(newline="") as file:
+        rows = [
+            r for r in csv.DictReader(file) if (r["sweep"], r["layer"], r["contender"]) == ("size", "linear", "ours")
+        ]
+    ratios = {row["size"]: float(row["ratio_to_dense"]) for row in rows}
+    text = " ".join(SECTION.split("Small linear layers lose")[1].split())
+    found = re.findall(r"at (\d+)(?: x \d+ a `DpsLinear` has)? (\d+\.\d+)", text)
+    assert [size for size, _ in found] == ["256", "512", "1024"]
+    for size, ratio in found:
+        assert_rounded(ratio, ratios[size])
