@@ -9,10 +9,13 @@ import pytest
 
 import dctps
 from dctps import models
+from dctps.analysis.figures import captions, learning, network_costs, spectra, table1
 from dctps.analysis.figures import draw as figures
-from dctps.analysis.figures import learning, network_costs, spectra, style, table1
 from dctps.analysis.figures.layer_counts import lowest
+from dctps.analysis.figures.looks import DASHES, MARKERS, assign_looks
 from dctps.analysis.figures.tables import Table, markdown
+from dctps.analysis.looks import DOTTED, GREY, LOOKS, ORANGE, Look
+from dctps.analysis.page import looks as page_looks
 from dctps.experiments.cells import Cell, distinct
 from dctps.experiments.paper import DENSE, EXPERIMENTS
 from dctps.experiments.results import Results, Row, read_cells
@@ -186,24 +189,42 @@ def test_words_have_room(name):
 @pytest.mark.parametrize("name", [n for n, e in EXPERIMENTS.items() if e.kind == "accuracy"])
 def test_methods_of_a_figure_can_be_told_apart_in_grey(name):
     names = list(dict.fromkeys(line.line for line in lines_of(name)))
-    found = style.looks(names)
+    found = assign_looks(names)
     assert len({(look.marker, look.filled) for look in found.values()}) == len(names)
     assert len({(look.colour, look.dash) for look in found.values()}) == len(names)
 
 
 def test_lines_of_other_names_do_not_look_like_a_method():
-    found = style.looks(["mine", "DCTpS", "yours", "RigL"])
+    found = assign_looks(["mine", "DCTpS", "yours", "RigL"])
     assert len({look.marker for look in found.values()}) == 4
-    assert found["DCTpS"] == style.LOOKS["DCTpS"]
+    assert found["DCTpS"] == LOOKS["DCTpS"]
 
 
 def test_a_method_looks_the_same_in_every_figure():
-    first, second = style.looks(["FORCE", "mine", "DCTpS"]), style.looks(["DCTpS", "SynFlow", "FORCE", "x", "mine"])
+    first, second = assign_looks(["FORCE", "mine", "DCTpS"]), assign_looks(["DCTpS", "SynFlow", "FORCE", "x", "mine"])
     assert all(first[name] == second[name] for name in ("FORCE", "DCTpS"))
     for name in ("resnet50-vgg19", "sgd"):
         (figure,) = figures.make(lines_of(name)).values()
         (line,) = labelled(figure.axes[0], "DCTpS")
         assert (line.get_color(), line.get_marker()) == ("#0072b2", "o")
+
+
+def test_every_look_has_words_of_matplotlib():
+    assert {look.marker for look in LOOKS.values()} <= set(MARKERS)
+    assert {look.dash for look in LOOKS.values()} <= set(DASHES)
+
+
+def test_imp_can_be_read_on_white():
+    (figure,) = figures.make([dataclasses.replace(x, experiment="sgd") for x in trainings(THREE, "IMP")]).values()
+    (line,) = labelled(figure.axes[0], "IMP")
+    assert (line.get_color(), line.get_marker()) == (GREY, "h")
+
+
+def test_a_new_method_needs_one_look(monkeypatch):
+    monkeypatch.setitem(LOOKS, "mine", Look(ORANGE, "pentagon", DOTTED))
+    (line,) = labelled(drawn(trainings(THREE, "mine")).axes[0], "mine")
+    assert (line.get_color(), line.get_marker()) == (ORANGE, "p")
+    assert page_looks.assign_looks(["mine"])["mine"] == (ORANGE, "pentagon", page_looks.DASHES[DOTTED])
 
 
 # --- accuracy -------------------------------------------------------------------------------------------------------
@@ -377,7 +398,7 @@ def test_insets_are_made_where_they_show_something():
 
 def test_methods_that_collapsed_are_named_in_the_panel():
     (axes,) = counted({0.01: (10, 20, 30), 0.001: "collapsed", 0.0001: "collapsed"}).axes
-    assert axes.get_title().splitlines()[-1].replace(style.NO_BREAK, " ") == "collapsed: 0.1 %, 0.01 %"
+    assert axes.get_title().splitlines()[-1].replace(captions.NO_BREAK, " ") == "collapsed: 0.1 %, 0.01 %"
 
 
 def test_networks_with_many_methods_have_a_figure_each():
@@ -414,7 +435,7 @@ def test_curves_of_singular_values():
 def test_zero_spectra_are_named():
     _, axes = spectrum({0.01: (4.0, 2.0), 0.001: (0.0, 0.0), 0.0001: (0.0, 0.0), 0.0002: "collapsed"})
     assert [line.get_label() for line in axes.get_lines()] == ["1 %"]
-    assert texts(axes).replace(style.NO_BREAK, " ") == "zero: 0.1 %, 0.01 %\ncollapsed: 0.02 %"
+    assert texts(axes).replace(captions.NO_BREAK, " ") == "zero: 0.1 %, 0.01 %\ncollapsed: 0.02 %"
 
 
 def test_equal_spectra_are_one_curve_and_only_equal_ones():

@@ -10,10 +10,11 @@ import sys
 import pytest
 
 import dctps
+from dctps.analysis.looks import LOOKS
 from dctps.analysis.page import render as pages
 from dctps.analysis.page.costs import operations, weight_bytes
 from dctps.analysis.page.curves import POINTS, chosen, curves
-from dctps.analysis.page.looks import LOOKS, looks, spare
+from dctps.analysis.page.looks import DASHES, assign_looks, plotly_look, spare_looks
 from dctps.analysis.page.panels import FIELDS, accuracy_panels, by_line, key
 from dctps.analysis.page.render import payload, write_page
 from dctps.analysis.page.table import in_order, table
@@ -195,14 +196,26 @@ def test_rounds_on_the_way_to_a_ticket_are_not_drawn():
 
 def test_no_two_lines_look_alike():
     names = [*METHODS, *(f"other {i}" for i in range(100))]
-    found = looks(names)
+    found = assign_looks(names)
     assert set(found) == set(names)
     assert len(set(found.values())) == len(names)
-    assert not set(spare()) & set(LOOKS.values())
-    few = looks([*METHODS, *(f"other {i}" for i in range(10))])
+    assert not set(spare_looks()) & set(map(plotly_look, LOOKS.values()))
+    few = assign_looks([*METHODS, *(f"other {i}" for i in range(10))])
     assert len({(colour, dash) for colour, _, dash in few.values()}) == len(few)  # also without their markers
-    assert len(set(looks(["Hyperplane Projection", "Hyperplane Projection (sparse)"]).values())) == 3
-    assert len(looks(f"other {i}" for i in range(500))) == 501
+    assert len(set(assign_looks(["Hyperplane Projection", "Hyperplane Projection (sparse)"]).values())) == 3
+    assert len(assign_looks(f"other {i}" for i in range(500))) == 501
+
+
+def test_every_look_has_words_of_plotly_and_a_swatch():
+    script = pages._asset("page.js")
+    assert {look.dash for look in LOOKS.values()} <= set(DASHES)
+    for marker in {look.marker for look in LOOKS.values()} - {None}:
+        assert f'"{marker}": "M' in script or f' {marker}: "M' in script, marker
+
+
+def test_the_page_and_the_figures_show_a_method_in_the_same_colour():
+    shown = assign_looks(METHODS)
+    assert {name: look[0] for name, look in shown.items()} == {name: LOOKS[name].colour for name in METHODS}
 
 
 # --- before the first step ------------------------------------------------------------------------------------------

@@ -1,64 +1,77 @@
-"""Accuracy against density: a line for each method, with its deviation, the dense network, and collapses dashed."""
+"""Accuracy against density: a line and its deviation for each method, the dense network, and collapses dashed."""
 
 import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
 
-from dctps.analysis.figures import style
+from dctps.analysis.figures import captions, layout
+from dctps.analysis.figures.looks import (
+    DASHES,
+    assign_looks,
+    chance_line,
+    collapsed_options,
+    colour_of,
+    legend_handles,
+    line_options,
+)
+from dctps.analysis.looks import GREY, LOOKS, Look
 from dctps.base.words import percent
 from dctps.experiments.paper import DENSE, EXPERIMENTS, Experiment
 from dctps.experiments.sheet import Training
 from dctps.experiments.summary import Point, chance, points
 
-COLUMNS = {1: 1, 3: 3}  # panels -> columns; two otherwise, as in the paper
+COLUMNS = {1: 1, 3: 3}  # panels -> columns; two columns otherwise, as in the paper
 COLLAPSE = "collapsed (at chance)"
+NAN = float("nan")  # matplotlib leaves a gap there
 
 
-def accuracy_figure(lines: Sequence[Training]) -> dict[str, Any]:
-    """A panel for each network and data set."""
-    experiment, panels = EXPERIMENTS[lines[0].experiment], style.by_panel(lines)
-    looks = style.looks(list(dict.fromkeys(one.line for one in lines)))
-    with style.styled():
-        figure, grid = style.page(len(panels), COLUMNS.get(len(panels), 2))
-        for axes, own in zip(grid, panels.values(), strict=True):
-            _panel(axes, own, experiment, looks)
-        style.finish(figure, style.title(experiment), _words(lines), _handles(grid, looks))
+def accuracy_figure(entries: Sequence[Training]) -> dict[str, Any]:
+    """Draw a panel for each network and data set."""
+    experiment, panels = EXPERIMENTS[entries[0].experiment], captions.by_panel(entries)
+    looks = assign_looks(list(dict.fromkeys(entry.line for entry in entries)))
+    with layout.styled():
+        figure, grid = layout.panel_grid(len(panels), COLUMNS.get(len(panels), 2))
+        for axes, group in zip(grid, panels.values(), strict=True):
+            _draw_panel(axes, group, experiment, looks)
+        layout.finish(figure, captions.page_title(experiment), _words(entries), _handles(grid, looks))
     return {"": figure}
 
 
-def _panel(axes: Any, lines: Sequence[Training], experiment: Experiment, looks: dict[str, style.Look]) -> None:
-    made = points(lines, experiment.validation)
+def _draw_panel(axes: Any, entries: Sequence[Training], experiment: Experiment, looks: dict[str, Look]) -> None:
+    found = points(entries, experiment.validation)
+    sparse = sorted((p for p in found if p.density is not None), key=lambda p: p.density or 0)
     for name, look in looks.items():
-        own = sorted((p for p in made if p.line == name and p.density is not None), key=lambda p: p.density or 0)
-        _curve(axes, own, name, look, experiment.by_count)
-    style.chance_line(axes, chance(lines[0].data))
-    _dense(axes, [p for p in made if p.line == DENSE and p.density is None])
-    axes.set_title(style.panel_title(lines))
+        _draw_curve(axes, [p for p in sparse if p.line == name], name, look, experiment.by_count)
+    chance_line(axes, chance(entries[0].data))
+    _draw_dense(axes, [p for p in found if p.line == DENSE and p.density is None])
+    axes.set_title(captions.panel_title(entries))
     axes.set_ylabel(f"{'validation' if experiment.validation else 'test'} accuracy, %")
-    top = 1.06 * axes.get_ylim()[1]  # room for the words over the dense network's line, and for markers at zero
-    axes.set_ylim(-0.02 * top, top)
-    _x_axis(axes, [p for p in made if p.density is not None], experiment.by_count)
+    top = 1.06 * axes.get_ylim()[1]  # leaves room for the words over the dense network's line
+    axes.set_ylim(-0.02 * top, top)  # and for markers at zero
+    _set_x_axis(axes, sparse, experiment.by_count)
 
 
-def _curve(axes: Any, own: Sequence[Point], name: str, look: style.Look, by_count: bool) -> None:
-    """The line through all densities that have a mean: broken at a gap, dashed to and between collapses."""
-    if not any(p.mean is not None for p in own):
+# --- curves ---------------------------------------------------------------------------------------------------------
+
+
+def _draw_curve(axes: Any, curve: Sequence[Point], name: str, look: Look, by_count: bool) -> None:
+    """Draw a line through all densities that have a mean: broken at a gap, dashed to and between collapses."""
+    if not any(p.mean is not None for p in curve):
         return
-    nothing = float("nan")
-    x = [_x(p, by_count) for p in own]
-    y = [nothing if p.mean is None else 100 * p.mean for p in own]
-    sound = [nothing if p.is_chance else value for p, value in zip(own, y, strict=True)]
-    axes.plot(x, sound, label=name, zorder=3, **look.line())
-    stds = [0 if p.std is None else 100 * p.std for p in own]
-    if any(stds):
-        low, high = ([v + sign * std for v, std in zip(sound, stds, strict=True)] for sign in (-1, 1))
-        axes.fill_between(x, low, high, color=look.colour, alpha=0.2, linewidth=0, zorder=2)
-    _collapses(axes, list(zip(x, y, own, strict=True)), look)
+    x = [_x(p, by_count) for p in curve]
+    y = [NAN if p.mean is None else 100 * p.mean for p in curve]
+    measured = [NAN if p.is_chance else value for p, value in zip(curve, y, strict=True)]
+    axes.plot(x, measured, label=name, zorder=3, **line_options(look))
+    deviations = [0 if p.std is None else 100 * p.std for p in curve]
+    if any(deviations):
+        low, high = ([m + sign * d for m, d in zip(measured, deviations, strict=True)] for sign in (-1, 1))
+        axes.fill_between(x, low, high, color=colour_of(look), alpha=0.2, linewidth=0, zorder=2)
+    _draw_collapses(axes, list(zip(x, y, curve, strict=True)), look)
 
 
-def _collapses(axes: Any, places: Sequence[tuple[float, float, Point]], look: style.Look) -> None:
-    options = look.collapsed()
+def _draw_collapses(axes: Any, places: Sequence[tuple[float, float, Point]], look: Look) -> None:
+    options = collapsed_options(look)
     for (x, y, p), (next_x, next_y, q) in itertools.pairwise(places):
         if p.is_chance or q.is_chance:
             axes.plot((x, next_x), (y, next_y), label="_collapse", zorder=2.5, **options, markevery=[])
@@ -67,25 +80,31 @@ def _collapses(axes: Any, places: Sequence[tuple[float, float, Point]], look: st
         axes.plot(*zip(*hollow, strict=True), label="_collapsed", zorder=3, **{**options, "linestyle": ""})
 
 
-def _x(point: Point, by_count: bool) -> float:
-    if not by_count:
-        assert point.density is not None
-        return point.density
-    return float("nan") if point.weights is None else max(1, point.weights)
-
-
-def _dense(axes: Any, found: Sequence[Point]) -> None:
+def _draw_dense(axes: Any, found: Sequence[Point]) -> None:
     if not found or found[0].mean is None:
         return
-    mean, std, look = 100 * found[0].mean, found[0].std, style.LOOKS[DENSE]
-    axes.axhline(mean, color=look.colour, linestyle=look.dash, linewidth=1.2, label=DENSE, zorder=2)
-    if std:
-        axes.axhspan(mean - 100 * std, mean + 100 * std, color=look.colour, alpha=0.12, linewidth=0, zorder=1)
+    mean, deviation, look = 100 * found[0].mean, found[0].std, LOOKS[DENSE]
+    colour = colour_of(look)
+    axes.axhline(mean, color=colour, linestyle=DASHES[look.dash], linewidth=1.2, label=DENSE, zorder=2)
+    if deviation:
+        low, high = mean - 100 * deviation, mean + 100 * deviation
+        axes.axhspan(low, high, color=colour, alpha=0.12, linewidth=0, zorder=1)
     place = {"xytext": (0, 3), "textcoords": "offset points", "va": "bottom", "ha": "left", "fontsize": 8.5}
     axes.annotate(f"dense: {mean:.1f} %", (0.015, mean), xycoords=axes.get_yaxis_transform(), **place)
 
 
-def _x_axis(axes: Any, own: Sequence[Point], by_count: bool) -> None:
+# --- the axis of densities ------------------------------------------------------------------------------------------
+
+
+def _x(point: Point, by_count: bool) -> float:
+    """Return the place of a point on the axis: its density or, if asked, its number of weights."""
+    if not by_count:
+        assert point.density is not None
+        return point.density
+    return NAN if point.weights is None else max(1, point.weights)
+
+
+def _set_x_axis(axes: Any, sparse: Sequence[Point], by_count: bool) -> None:
     from matplotlib.ticker import LogLocator, NullLocator
 
     axes.set_xscale("log")
@@ -95,32 +114,35 @@ def _x_axis(axes: Any, own: Sequence[Point], by_count: bool) -> None:
         axes.xaxis.set_major_formatter("{x:,.0f}")
         axes.xaxis.set_minor_locator(NullLocator())
     else:
-        densities = sorted({p.density for p in own if p.density is not None})
-        axes.set_xticks(densities, _spaced(densities))
+        densities = sorted({p.density for p in sparse if p.density is not None})
+        axes.set_xticks(densities, _tick_labels(densities))
         axes.set_xticks([], minor=True)
 
 
-def _spaced(densities: Sequence[float]) -> list[str]:
-    """Labels; where there are many, powers of ten and the last have one, as all would not have room."""
+def _tick_labels(densities: Sequence[float]) -> list[str]:
+    """Label all of up to six densities; of more, the powers of ten and the last, as all would not have room."""
     few = len(densities) <= 6
-    return [percent(d) if few or d == densities[-1] or _is_power(d) else "" for d in densities]
+    return [percent(d) if few or d == densities[-1] or _is_power_of_ten(d) else "" for d in densities]
 
 
-def _is_power(density: float) -> bool:
+def _is_power_of_ten(density: float) -> bool:
     return math.isclose(math.log10(density), round(math.log10(density)), abs_tol=1e-9)
 
 
-def _handles(grid: Sequence[Any], looks: dict[str, style.Look]) -> list[Any]:
+# --- words ----------------------------------------------------------------------------------------------------------
+
+
+def _handles(grid: Sequence[Any], looks: dict[str, Look]) -> list[Any]:
     from matplotlib.lines import Line2D
 
-    handles = style.handles(grid, looks)
+    handles = legend_handles(grid, looks)
     drawn = {line.get_label() for axes in grid for line in axes.get_lines()}
     if "_collapsed" in drawn:
-        handles.append(Line2D([], [], label=COLLAPSE, **style.Look(style.GREY, "o").collapsed()))
+        handles.append(Line2D([], [], label=COLLAPSE, **collapsed_options(Look(GREY, "circle"))))
     return handles
 
 
-def _words(lines: Sequence[Training]) -> str:
-    seeds = max(point.asked for point in points(lines))
+def _words(entries: Sequence[Training]) -> str:
+    seeds = max(point.asked for point in points(entries))
     means = "one seed" if seeds == 1 else f"mean and standard deviation (shaded) of {seeds} seeds"
-    return "; ".join(filter(None, (style.trained_words(lines), means, style.missing_words(lines))))
+    return captions.joined(captions.training_words(entries), means, captions.missing_words(entries))

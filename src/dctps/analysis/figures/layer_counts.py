@@ -1,9 +1,8 @@
 """How many trainable weights each layer has: a panel for each network and method, a curve for each density.
 
 The axis is linear below one weight and logarithmic above, so that layers which lost all their weights are seen at zero;
-they are ringed. Where other layers come close to that, an inset in the panel's head shows, on a linear axis and over
-the same layers, those with few weights or none, at the lowest and the highest density that leaves any layer without
-(paper: Figure 5).
+they are ringed. Where other layers come close to that, an inset in the panel's head shows the layers with few weights
+or none on a linear axis, at the lowest and the highest density that leaves a layer without weights (paper: Figure 5).
 """
 
 import math
@@ -11,78 +10,87 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from dctps.analysis.figures import style
+from dctps.analysis.figures import captions, layout
+from dctps.analysis.figures.looks import density_colours, density_handles
+from dctps.analysis.looks import GREY
 from dctps.base.words import percent
 from dctps.experiments.paper import EXPERIMENTS
-from dctps.experiments.results import DONE
 from dctps.experiments.sheet import Layer
-from dctps.experiments.tasks import COLLAPSED
+from dctps.experiments.status import COLLAPSED, DONE
 
-MANY = 3  # methods: from here on each network has a figure of its own
-FEW_WEIGHTS = 10  # that a layer may have to be in an inset
-LINEAR = 0.6  # decades that the linear part of the axis, zero to one weight, is as long as
-HEAD = 0.3  # of a panel's height, for an inset
+MANY_METHODS = 3  # with so many methods each network has a figure of its own
+FEW_WEIGHTS = 10  # an inset shows layers with at most so many weights
+LINEAR = 0.6  # the linear part of the axis, from zero to one weight, is as long as so many decades
+HEAD = 0.3  # the share of a panel's height that is kept for an inset
 EMPTY = "layer without weights"
 Curves = dict[float, list[float]]  # density -> weights of each layer
 
 
-def counts_figure(lines: Sequence[Layer]) -> dict[str, Any]:
-    methods = dict.fromkeys(one.line for one in lines)
-    if len(methods) < MANY:
-        return {"": _page(lines)}
-    return {f"-{style.slug(panel)}": _page(own) for panel, own in style.by_panel(lines).items()}
+def counts_figure(entries: Sequence[Layer]) -> dict[str, Any]:
+    """Draw one page, or a page for each network where there are many methods."""
+    methods = dict.fromkeys(entry.line for entry in entries)
+    if len(methods) < MANY_METHODS:
+        return {"": _draw_page(entries)}
+    return {f"-{captions.slug(panel)}": _draw_page(group) for panel, group in captions.by_panel(entries).items()}
 
 
-def _page(lines: Sequence[Layer]) -> Any:
-    """Networks below one another, methods side by side; one network alone: in two columns."""
-    panels = style.by_panel(lines)
-    cells = [(own, method) for own in panels.values() for method in dict.fromkeys(one.line for one in own)]
-    colours = style.shades([one.density for one in lines if one.density is not None])
-    experiment, alone = EXPERIMENTS[lines[0].experiment], len(panels) == 1
-    with style.styled():
-        figure, grid = style.page(len(cells), 2, 2.9 if alone else 2.7)
-        for axes, (own, method) in zip(grid, cells, strict=True):
-            _panel(axes, [one for one in own if one.line == method], colours)
-            axes.set_title(_title(own, method, len(panels), len(cells)))
-        for panel, own in panels.items():
-            _y_axis([axes for axes, (lines_of, _) in zip(grid, cells, strict=True) if lines_of[0].panel == panel], own)
-        title = f"{style.title(experiment)}: {style.panel_title(lines)}" if alone else style.title(experiment)
-        words = "; ".join(filter(None, (style.untrained_words(lines), style.missing_words(lines))))
-        style.finish(figure, title, words, _handles(grid, colours))
+def _draw_page(entries: Sequence[Layer]) -> Any:
+    """Draw networks below one another and their methods side by side."""
+    networks = captions.by_panel(entries)
+    panels = [(group, method) for group in networks.values() for method in dict.fromkeys(e.line for e in group)]
+    colours = density_colours([entry.density for entry in entries if entry.density is not None])
+    with layout.styled():
+        figure, grid = layout.panel_grid(len(panels), 2, 2.9 if len(networks) == 1 else 2.7)
+        for axes, (group, method) in zip(grid, panels, strict=True):
+            _draw_panel(axes, [entry for entry in group if entry.line == method], colours)
+            axes.set_title(_panel_title(group, method, len(networks), len(panels)))
+        for name, group in networks.items():
+            _set_y_axis([axes for axes, (own, _) in zip(grid, panels, strict=True) if own[0].panel == name], group)
+        words = captions.joined(captions.initial_words(entries), captions.missing_words(entries))
+        layout.finish(figure, _page_title(entries, len(networks)), words, _handles(grid, colours))
     return figure
 
 
-def _title(lines: Sequence[Layer], method: str, panels: int, cells: int) -> str:
-    """What is not said above all panels, the network, the method, or both; and where the method collapsed."""
-    network, both = style.panel_title(lines), f"{style.panel_title(lines)}: {method}"
-    name = method if panels == 1 else both if cells > panels else network
-    collapsed = [one.density for one in lines if one.line == method and one.status == COLLAPSED]
-    return "\n".join(filter(None, (name, style.listed("collapsed", collapsed))))
+def _page_title(entries: Sequence[Layer], networks: int) -> str:
+    """Return the title of the experiment and, if the page shows one network alone, its name."""
+    title = captions.page_title(EXPERIMENTS[entries[0].experiment])
+    return f"{title}: {captions.panel_title(entries)}" if networks == 1 else title
 
 
-def _panel(axes: Any, lines: Sequence[Layer], colours: dict[float, Any]) -> None:
-    curves = curves_of(lines)
+def _panel_title(entries: Sequence[Layer], method: str, networks: int, panels: int) -> str:
+    """Return the network, the method or both, whatever differs between panels, and where the method collapsed."""
+    network = captions.panel_title(entries)
+    name = method if networks == 1 else f"{network}: {method}" if panels > networks else network
+    collapsed = [entry.density for entry in entries if entry.line == method and entry.status == COLLAPSED]
+    return "\n".join(filter(None, (name, captions.density_list(COLLAPSED, collapsed))))
+
+
+# --- a panel --------------------------------------------------------------------------------------------------------
+
+
+def _draw_panel(axes: Any, entries: Sequence[Layer], colours: dict[float, Any]) -> None:
+    curves = curves_of(entries)
     for density, weights in curves.items():
-        _curve(axes, weights, colours[density], percent(density))
+        _draw_curve(axes, weights, colours[density], percent(density))
     axes.set_yscale("symlog", linthresh=1, linscale=LINEAR)
     axes.set(xlabel="layer", ylabel="trainable weights")
     layers = max(map(len, curves.values()), default=1)
     axes.set_xticks([1, *range(10, layers + 1, 10)] if layers > 25 else [1, *range(5, layers + 1, 5)])
     low = lowest(curves)
     if low:
-        _inset(axes, low, colours)
+        _draw_inset(axes, low, colours)
 
 
-def curves_of(lines: Sequence[Layer]) -> Curves:
-    """The weights of each layer, a mean over seeds where there are several; from the highest density down."""
+def curves_of(entries: Sequence[Layer]) -> Curves:
+    """Return the mean of each layer's weights over seeds for each density, from the highest down."""
     found: dict[float, dict[int, list[int]]] = {}
-    for one in lines:
+    for one in entries:
         if one.status == DONE and one.density is not None and one.index is not None and one.nnz is not None:
             found.setdefault(one.density, {}).setdefault(one.index, []).append(one.nnz)
     return {d: [statistics.fmean(own[i]) for i in sorted(own)] for d, own in sorted(found.items(), reverse=True)}
 
 
-def _curve(axes: Any, weights: Sequence[float], colour: Any, label: str) -> None:
+def _draw_curve(axes: Any, weights: Sequence[float], colour: Any, label: str) -> None:
     x = range(1, len(weights) + 1)
     axes.plot(x, weights, color=colour, linewidth=1.1, marker="o", markersize=2.2, markeredgewidth=0, label=label)
     empty = [i for i, count in zip(x, weights, strict=True) if count == 0]
@@ -91,35 +99,38 @@ def _curve(axes: Any, weights: Sequence[float], colour: Any, label: str) -> None
         axes.plot(empty, [0] * len(empty), linestyle="", label="_empty", clip_on=False, zorder=4, **ring)
 
 
-def _y_axis(group: Sequence[Any], lines: Sequence[Layer]) -> None:
-    """Of a network's panels: from zero by powers of ten, with room for insets above the curves."""
-    top = math.log10(max(10, *(one.nnz or 0 for one in lines))) + 0.2
+def _set_y_axis(grid: Sequence[Any], entries: Sequence[Layer]) -> None:
+    """Give all panels of a network the same axis: from zero by powers of ten, with room for insets above the curves."""
+    top = math.log10(max(10, *(entry.nnz or 0 for entry in entries))) + 0.2
     decades = range(math.floor(top) + 1)
-    part = 1 - HEAD if any(axes.child_axes for axes in group) else 1  # of the axis, for the curves
-    for axes in group:
+    part = 1 - HEAD if any(axes.child_axes for axes in grid) else 1  # the share of the axis that the curves have
+    for axes in grid:
         axes.set_yticks([0, *(10**k for k in decades)], ["0", "1", "10", *(f"$10^{k}$" for k in decades[2:])])
         axes.set_yticks([], minor=True)
         axes.set_ylim(-0.25, 10 ** ((LINEAR + top) / part - LINEAR))
         axes.yaxis.label.set_y(part / 2)
 
 
-def lowest(curves: Curves) -> Curves:
-    """What an inset shows: the lowest and the highest density that leave some layer with none of its weights.
+# --- the inset ------------------------------------------------------------------------------------------------------
 
-    Nothing, if all other layers have many: then the rings say it all.
+
+def lowest(curves: Curves) -> Curves:
+    """Return the curves of an inset: at the lowest and the highest density that leave some layer without weights.
+
+    There are none if all other layers have many weights, as the rings show enough then.
     """
-    with_empty = sorted(density for density, own in curves.items() if 0 in own and max(own) > 0)
+    with_empty = sorted(density for density, weights in curves.items() if 0 in weights and max(weights) > 0)
     if not with_empty or not any(0 < count <= FEW_WEIGHTS for count in curves[with_empty[0]]):
         return {}
     return {density: curves[density] for density in dict.fromkeys([*with_empty[:1], *with_empty[-1:]])}
 
 
-def _inset(axes: Any, low: Curves, colours: dict[float, Any]) -> None:
-    """Over the panel's whole width, so that layers stand above one another."""
+def _draw_inset(axes: Any, low: Curves, colours: dict[float, Any]) -> None:
+    """Draw an inset over the panel's whole width, so that each layer stands above its place in the panel."""
     inset = axes.inset_axes((0, 1 - HEAD + 0.03, 1, HEAD - 0.03), sharex=axes)
     for number, (density, weights) in enumerate(sorted(low.items(), reverse=True)):
         shown = [(i, count) for i, count in enumerate(weights, 1) if count <= FEW_WEIGHTS]
-        size = 3 if number == len(low) - 1 else 6  # the lowest within the highest, where both are
+        size = 3 if number == len(low) - 1 else 6  # dots of the lowest density lie within those of the highest
         dots = {"linestyle": "", "marker": "o", "markersize": size, "markeredgewidth": 0}
         inset.plot(*zip(*shown, strict=True), color=colours[density], label=percent(density), **dots)
     inset.set_ylim(-1.5, 1.6 * FEW_WEIGHTS)
@@ -134,8 +145,8 @@ def _inset(axes: Any, low: Curves, colours: dict[float, Any]) -> None:
 def _handles(grid: Sequence[Any], colours: dict[float, Any]) -> list[Any]:
     from matplotlib.lines import Line2D
 
-    handles = style.density_handles(colours)
+    handles = density_handles(colours)
     if any(line.get_label() == "_empty" for axes in grid for line in axes.get_lines()):
         ring: dict[str, Any] = {"marker": "o", "markersize": 5, "markerfacecolor": "none", "linestyle": ""}
-        handles.append(Line2D([], [], color=style.GREY, label=EMPTY, **ring))
+        handles.append(Line2D([], [], color=GREY, label=EMPTY, **ring))
     return handles

@@ -1,65 +1,71 @@
-"""Accuracy against epochs: whether a ranking has settled. A panel for each network and density, a line per method.
+"""Accuracy against epochs, which shows whether a ranking has settled: a panel for each network and density.
 
-Lines are means over the seeds that have reached an epoch; validation accuracy, as it is what a training looks at.
+A line shows a method: the mean of the validation accuracy over the seeds that have reached an epoch.
 """
 
 import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from dctps.analysis.figures import style
+from dctps.analysis.figures import captions, layout
+from dctps.analysis.figures.looks import assign_looks, chance_line, legend_handles, line_options
+from dctps.analysis.looks import Look
 from dctps.base.words import percent
 from dctps.experiments.paper import EXPERIMENTS
 from dctps.experiments.sheet import Epoch
 from dctps.experiments.summary import chance
 
 
-def learning_figure(lines: Sequence[Epoch]) -> dict[str, Any]:
-    groups = _groups(lines)
-    looks = style.looks(list(dict.fromkeys(one.line for one in lines)))
+def learning_figure(entries: Sequence[Epoch]) -> dict[str, Any]:
+    """Draw all panels on one page."""
+    groups = _groups(entries)
+    looks = assign_looks(list(dict.fromkeys(entry.line for entry in entries)))
     columns = min(3, max(1, len({density for _, density in groups})))
-    with style.styled():
-        figure, grid = style.page(len(groups), columns)
-        for axes, own in zip(grid, groups.values(), strict=True):
-            _panel(axes, own, looks)
-        title = f"{style.title(EXPERIMENTS[lines[0].experiment])}: while training"
-        style.finish(figure, title, _words(lines), style.handles(grid, looks))
+    with layout.styled():
+        figure, grid = layout.panel_grid(len(groups), columns)
+        for axes, group in zip(grid, groups.values(), strict=True):
+            _draw_panel(axes, group, looks)
+        title = f"{captions.page_title(EXPERIMENTS[entries[0].experiment])}: while training"
+        layout.finish(figure, title, _words(entries), legend_handles(grid, looks))
     return {"-epochs": figure}
 
 
-def _groups(lines: Sequence[Epoch]) -> dict[tuple[str, float], list[Epoch]]:
-    """By network, and by density from the highest down; those without any epoch are left to the small print."""
-    densities = sorted({one.density for one in lines if one.density is not None}, reverse=True)
-    keys = [(panel, density) for panel in style.by_panel(lines) for density in densities]
-    found = {key: [one for one in lines if (one.panel, one.density) == key] for key in keys}
-    asked = {key: own for key, own in found.items() if own}
-    return {key: own for key, own in asked.items() if any(one.epoch for one in own)} or asked
+def _groups(entries: Sequence[Epoch]) -> dict[tuple[str, float], list[Epoch]]:
+    """Group the entries by network, and by density from the highest down.
+
+    Groups without any epoch are left to the small print, unless all are.
+    """
+    densities = sorted({entry.density for entry in entries if entry.density is not None}, reverse=True)
+    keys = [(panel, density) for panel in captions.by_panel(entries) for density in densities]
+    groups = {key: [entry for entry in entries if (entry.panel, entry.density) == key] for key in keys}
+    asked = {key: group for key, group in groups.items() if group}
+    return {key: group for key, group in asked.items() if any(entry.epoch for entry in group)} or asked
 
 
-def _panel(axes: Any, lines: Sequence[Epoch], looks: dict[str, style.Look]) -> None:
+def _draw_panel(axes: Any, entries: Sequence[Epoch], looks: dict[str, Look]) -> None:
     from matplotlib.ticker import MaxNLocator
 
     for name, look in looks.items():
-        curve = means([one for one in lines if one.line == name])
+        curve = means([entry for entry in entries if entry.line == name])
         if curve:
-            last = [len(curve) - 1]
-            axes.plot(list(curve), [100 * y for y in curve.values()], label=name, markevery=last, **look.line())
-    style.chance_line(axes, chance(lines[0].data))
-    axes.set_title(f"{style.panel_title(lines)}, {percent(lines[0].density or 1)}")
+            accuracies, last = [100 * y for y in curve.values()], [len(curve) - 1]
+            axes.plot(list(curve), accuracies, label=name, markevery=last, **line_options(look))
+    chance_line(axes, chance(entries[0].data))
+    axes.set_title(f"{captions.panel_title(entries)}, {percent(entries[0].density or 1)}")
     axes.set(xlabel="epoch", ylabel="validation accuracy, %", ylim=(0, 1.06 * axes.get_ylim()[1]))
     axes.xaxis.set_major_locator(MaxNLocator(8, integer=True, min_n_ticks=1))
 
 
-def means(lines: Sequence[Epoch]) -> dict[int, float]:
-    """Of the seeds' validation accuracies, by epoch."""
+def means(entries: Sequence[Epoch]) -> dict[int, float]:
+    """Return the mean of the validation accuracy over seeds for each epoch."""
     found: dict[int, list[float]] = {}
-    for one in lines:
+    for one in entries:
         if one.epoch is not None and one.validation is not None:
             found.setdefault(one.epoch, []).append(one.validation)
     return {epoch: statistics.fmean(found[epoch]) for epoch in sorted(found)}
 
 
-def _words(lines: Sequence[Epoch]) -> str:
-    seeds = len({one.seed for one in lines})
+def _words(entries: Sequence[Epoch]) -> str:
+    seeds = len({entry.seed for entry in entries})
     means = "one seed" if seeds == 1 else f"means of {seeds} seeds"
-    return "; ".join(filter(None, (style.trained_words(lines), means, style.missing_words(lines))))
+    return captions.joined(captions.training_words(entries), means, captions.missing_words(entries))

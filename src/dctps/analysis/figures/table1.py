@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from dctps.analysis.figures import style
+from dctps.analysis.figures import captions
 from dctps.analysis.figures.network_costs import Amounts, LayerShape, device_bytes, layers_of, multiply_adds
 from dctps.analysis.figures.tables import Table, markdown
 from dctps.base.words import percent
@@ -19,47 +19,45 @@ COLUMNS = (
     *(f"bytes_{stage}" for stage in STAGES),
 )
 NOTES = """\
-Accuracy: percentage points against the mean of the dense network, and the standard deviation (of the sample) of the
-method's own accuracies over its seeds. A dagger: the method collapsed at all seeds and is counted as guessing. In
-brackets: how many of the seeds have a result, where not all have.
+Accuracy: the difference from the mean of the dense network in percentage points, and the standard deviation (of the
+sample) of the method's accuracies over its seeds. A dagger means that the method collapsed at all seeds and counts as
+guessing. Where some seeds have no result, brackets say how many have one.
 
-Cost: multiply-adds of the matrix products of one image, by the formulas of the paper's Table 1 (k: forward passes of
-the pruning, of one batch each; RigL: the whole gradient once in so many steps). Size: the weights on the device, 4
-bytes for a value and 4 for its position, 4 for each alpha. FORCE, SynFlow and IMP: as if all layers had the same
-density.
+Cost: the multiply-adds of the matrix products of one image, by the formulas of the paper's Table 1. A pruning method
+takes k forward passes of one batch each; RigL takes the whole gradient once in so many steps. Size: the bytes of the
+weights on the device, 4 for a value and 4 for its position, and 4 for each alpha. For FORCE, SynFlow and IMP both are
+computed as if all layers had the same density.
 """
 
 
-def table1(lines: Sequence[Training]) -> dict[str, Table]:
-    """For each panel the drops in accuracy, methods x densities, then costs and sizes."""
-    parts, rows = [f"# {style.title(EXPERIMENTS[lines[0].experiment])}\n\n{_words(lines)}\n"], []
-    for own in style.by_panel(lines).values():
-        made, layers = points(own), layers_of(own[0].model, own[0].data, own[0].width)
-        heading = style.panel_title(own).replace("\n", " ")
-        parts += [f"## {heading}\n", "Change of the accuracy, in percentage points\n", _drops(made)]
+def table1(entries: Sequence[Training]) -> dict[str, Table]:
+    """Return for each panel the drops in accuracy, methods x densities, then costs and sizes."""
+    title, words = captions.page_title(EXPERIMENTS[entries[0].experiment]), captions.training_words(entries)
+    parts, rows = [f"# {title}\n\n{captions.joined(words, captions.missing_words(entries))}.\n"], []
+    for group in captions.by_panel(entries).values():
+        found, layers = points(group), layers_of(group[0].model, group[0].data, group[0].width)
+        heading = captions.panel_title(group).replace("\n", " ")
+        parts += [f"## {heading}\n", "Change of the accuracy, in percentage points\n", _drops(found)]
         if layers is not None:
-            parts += ["Cost and size, at initialisation, in training and in the end\n", _costs(made, own, layers)]
-        rows += [_row(point, _baseline(made), own, layers) for point in made]
+            parts += ["Cost and size, at initialisation, in training and in the end\n", _costs(found, group, layers)]
+        rows += [_row(point, _baseline(found), group, layers) for point in found]
     return {"-table": Table("\n".join([*parts, NOTES]), COLUMNS, rows)}
-
-
-def _words(lines: Sequence[Training]) -> str:
-    return "; ".join(filter(None, (style.trained_words(lines), style.missing_words(lines)))) + "."
 
 
 # --- accuracy -------------------------------------------------------------------------------------------------------
 
 
-def _baseline(made: Sequence[Point]) -> float | None:
-    return next((point.mean for point in made if point.line == DENSE), None)
+def _baseline(found: Sequence[Point]) -> float | None:
+    """Return the mean accuracy of the dense network."""
+    return next((point.mean for point in found if point.line == DENSE), None)
 
 
-def _drops(made: Sequence[Point]) -> str:
-    dense = _baseline(made)
-    densities = sorted({point.density for point in made if point.density is not None}, reverse=True)
-    found = {(point.line, point.density): point for point in made}
-    methods = [name for name in dict.fromkeys(point.line for point in made) if name != DENSE]
-    rows = [[name, *(_drop(found.get((name, density)), dense) for density in densities)] for name in methods]
+def _drops(found: Sequence[Point]) -> str:
+    dense = _baseline(found)
+    densities = sorted({point.density for point in found if point.density is not None}, reverse=True)
+    by_place = {(point.line, point.density): point for point in found}
+    methods = [name for name in dict.fromkeys(point.line for point in found) if name != DENSE]
+    rows = [[name, *(_drop(by_place.get((name, density)), dense) for density in densities)] for name in methods]
     accuracy = "missing" if dense is None else f"{100 * dense:.1f} %"
     return markdown([f"dense: {accuracy}", *map(percent, densities)], rows)
 
@@ -79,14 +77,14 @@ def _drop(point: Point | None, dense: float | None) -> str:
 
 
 def _amounts(
-    point: Point, own: Sequence[Training], layers: Sequence[LayerShape] | None
+    point: Point, entries: Sequence[Training], layers: Sequence[LayerShape] | None
 ) -> tuple[Amounts, Amounts] | None:
-    """Multiply-adds and bytes; None where the images' shape is not known, or the rule has no weights to give."""
+    """Return multiply-adds and bytes, or None if the shape of the images is unknown or no layer can have weights."""
     if layers is None:
         return None
-    same = [one for one in own if (one.line, one.density) == (point.line, point.density)]
-    passes = [one.pruning_passes for one in same if one.pruning_passes is not None]
-    every = next((one.rewire_every for one in same if one.rewire_every is not None), None)
+    group = [entry for entry in entries if (entry.line, entry.density) == (point.line, point.density)]
+    passes = [entry.pruning_passes for entry in group if entry.pruning_passes is not None]
+    every = next((entry.rewire_every for entry in group if entry.rewire_every is not None), None)
     mean = round(statistics.fmean(passes)) if passes else None
     try:
         cost = multiply_adds(layers, point.line, point.density, mean, every)
@@ -95,16 +93,12 @@ def _amounts(
         return None
 
 
-def _costs(made: Sequence[Point], own: Sequence[Training], layers: Sequence[LayerShape]) -> str:
-    columns = [
-        "method",
-        "density",
-        *("multiply-adds: init", "training", "final"),
-        *("bytes: init", "training", "final"),
-    ]
+def _costs(found: Sequence[Point], entries: Sequence[Training], layers: Sequence[LayerShape]) -> str:
+    stages = ("init", "training", "final")
+    columns = ["method", "density", f"multiply-adds: {stages[0]}", *stages[1:], f"bytes: {stages[0]}", *stages[1:]]
     rows = []
-    for point in sorted(made, key=lambda p: -(p.density or 2)):
-        amounts = _amounts(point, own, layers)
+    for point in sorted(found, key=lambda p: -(p.density or 2)):
+        amounts = _amounts(point, entries, layers)
         texts = ["-"] * 6 if amounts is None else [text for one in amounts for text in _stages(one)]
         rows.append([point.line, "" if point.density is None else percent(point.density), *texts])
     return markdown(columns, rows)
@@ -119,7 +113,7 @@ def _stages(amounts: Amounts) -> list[str]:
 
 
 def count(number: int) -> str:
-    """Three significant digits and a unit.
+    """Return a number with three significant digits and a unit.
 
     >>> count(1_297_000_000), count(23_467), count(7)
     ('1.3 G', '23.5 k', '7')
@@ -130,11 +124,14 @@ def count(number: int) -> str:
     return str(number)
 
 
-def _row(point: Point, dense: float | None, own: Sequence[Training], layers: Sequence[LayerShape] | None) -> list[Any]:
+def _row(
+    point: Point, dense: float | None, entries: Sequence[Training], layers: Sequence[LayerShape] | None
+) -> list[Any]:
+    """Return the numbers of a point in the order of COLUMNS."""
     drop = None if point.mean is None or dense is None else round(100 * (point.mean - dense), 4)
     std = None if point.std is None else round(100 * point.std, 4)
     start = [point.panel, point.line, point.density, drop, std, point.n, point.asked, point.collapsed]
-    amounts = _amounts(point, own, layers)
+    amounts = _amounts(point, entries, layers)
     if amounts is None:
         return [*start, *([None] * 2 * len(STAGES))]
     return [*start, *(getattr(one, stage) for one in amounts for stage in STAGES)]

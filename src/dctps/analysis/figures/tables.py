@@ -6,28 +6,28 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dctps.analysis.figures import style
+from dctps.analysis.figures import captions
 from dctps.base.files import write_atomically
-from dctps.experiments.results import DONE
 from dctps.experiments.sheet import Layer
+from dctps.experiments.status import DONE
 
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """The Markdown, and the numbers behind it."""
+    """A table as Markdown, and its numbers."""
 
     markdown: str
     columns: Sequence[str]
     rows: Sequence[Sequence[Any]]
 
     def save(self, stem: Path) -> list[Path]:
-        """As .md and .csv."""
+        """Write the table as .md and .csv; return the paths."""
         markdown, numbers = (stem.with_name(f"{stem.name}.{ending}") for ending in ("md", "csv"))
         write_atomically(markdown, lambda file: file.write_text(self.markdown, encoding="utf-8"))
-        write_atomically(numbers, self._write)
+        write_atomically(numbers, self._write_csv)
         return [markdown, numbers]
 
-    def _write(self, path: Path) -> None:
+    def _write_csv(self, path: Path) -> None:
         with path.open("w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file, lineterminator="\n")
             writer.writerow(self.columns)
@@ -35,29 +35,30 @@ class Table:
 
 
 def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns padded to their widest cell, so that it reads as text too; all but the first to the right."""
+    """Return a table whose columns are padded, so that it reads as text too; all but the first are aligned right."""
     widths = [max(len(row[i]) for row in (columns, *rows)) for i in range(len(columns))]
 
-    def line(cells: Sequence[str]) -> str:
-        padded = [c.rjust(w) if i else c.ljust(w) for i, (c, w) in enumerate(zip(cells, widths, strict=True))]
+    def line(texts: Sequence[str]) -> str:
+        padded = [t.rjust(w) if i else t.ljust(w) for i, (t, w) in enumerate(zip(texts, widths, strict=True))]
         return f"| {' | '.join(padded)} |"
 
     rule = "|".join("-" * (w + 2) if i == 0 else "-" * (w + 1) + ":" for i, w in enumerate(widths))
     return "\n".join([line(columns), f"|{rule}|", *map(line, rows)]) + "\n"
 
 
-COLUMNS = ("network", "weights", "bias and BatchNorm", "total", "alphas")
+PARAMETER_COLUMNS = ("network", "weights", "bias and BatchNorm", "total", "alphas")
 
 
-def params_table(lines: Sequence[Layer]) -> dict[str, Table]:
-    """Weights (which are pruned), other parameters (which are not), and the alphas that DCTpS adds, one per layer."""
-    rows: list[list[Any]] = []
-    for panel, own in style.by_panel(lines).items():
-        layers = [one for one in own if one.status == DONE]
-        if layers:
-            weights, others = sum(one.size for one in layers), layers[0].others
-            rows.append([panel, weights, others, weights + others, len(layers)])
-        else:
-            rows.append([panel, None, None, None, None])
+def params_table(entries: Sequence[Layer]) -> dict[str, Table]:
+    """Count the weights of each network, which can be pruned, its other parameters, and the alphas of DCTpS."""
+    rows = [_parameters(panel, group) for panel, group in captions.by_panel(entries).items()]
     texts = [[row[0], *("missing" if number is None else f"{number:,}" for number in row[1:])] for row in rows]
-    return {"-table": Table(markdown(COLUMNS, texts), COLUMNS, rows)}
+    return {"-table": Table(markdown(PARAMETER_COLUMNS, texts), PARAMETER_COLUMNS, rows)}
+
+
+def _parameters(network: str, entries: Sequence[Layer]) -> list[Any]:
+    layers = [entry for entry in entries if entry.status == DONE]
+    if not layers:
+        return [network, None, None, None, None]
+    weights, others = sum(layer.size or 0 for layer in layers), layers[0].others or 0
+    return [network, weights, others, weights + others, len(layers)]

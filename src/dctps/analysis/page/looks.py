@@ -1,74 +1,84 @@
-"""How the page draws a method: a colour, a marker and a dash, the same in all its charts.
-
-Colours are those of Okabe and Ito, which colour-blind people can tell apart; markers and dashes do it in grey. The
-paper's methods look as in the figures; broken lines are kept for the dense network and for collapsed methods.
-"""
+"""The looks of lines in plotly's words, and looks for lines that have none of their own."""
 
 import itertools
 from collections.abc import Iterable, Iterator
 
+from dctps.analysis.looks import (
+    BLUE,
+    DASH_DOT,
+    DASH_DOT_DOT,
+    DASHED,
+    DOTTED,
+    GREEN,
+    LONG_DASHED,
+    LOOKS,
+    ORANGE,
+    PURPLE,
+    RED,
+    SKY,
+    SOLID,
+    Look,
+)
 from dctps.experiments.paper import DENSE, METHODS
 
-BLUE, RED, GREEN, PURPLE, ORANGE, SKY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"
-GREY, TEXT = "#808080", "text"  # TEXT: that of the page, dark or light
-SOLID, DOTTED, PRUNED, MOVING, LONG = "solid", "2px,3px", "9px,3px,2px,3px", "12px,3px,2px,3px,2px,3px", "14px,3px"
-BROKEN = "6px,5px"
-Look = tuple[str, str | None, str]  # colour, marker of plotly, dash
-
-LOOKS: dict[str, Look] = {
-    DENSE: (TEXT, None, BROKEN),
-    "DCTpS": (BLUE, "circle", SOLID),
-    "DCTpS + RigL": (SKY, "diamond", SOLID),
-    "RigL": (PURPLE, "square", MOVING),
-    "FORCE": (GREEN, "triangle-up", PRUNED),
-    "SynFlow": (RED, "triangle-down", PRUNED),
-    "IMP": (GREY, "hexagon", PRUNED),
-    "Hyperplane Projection": (TEXT, "star", SOLID),
-    "Hyperplane Projection (sparse)": (TEXT, "star", SOLID),
-    "Random (uniform)": (GREY, "x", DOTTED),
-    "Random (EPL)": (ORANGE, "cross", DOTTED),
+PlotlyLook = tuple[str, str | None, str]  # the colour, the symbol of the marker, and the lengths of strokes and gaps
+DASHES = {
+    SOLID: "solid",
+    DASHED: "6px,5px",
+    DOTTED: "2px,3px",
+    LONG_DASHED: "14px,3px",
+    DASH_DOT: "9px,3px,2px,3px",
+    DASH_DOT_DOT: "12px,3px,2px,3px,2px,3px",
 }
-_COLOURS = (BLUE, RED, GREEN, PURPLE, ORANGE, SKY)
-_MARKERS = ("circle", "square", "diamond", "triangle-up", "cross", "triangle-down", "hexagon")
-_DASHES = (SOLID, DOTTED, PRUNED, LONG, MOVING)
+FREE_COLOURS = (BLUE, RED, GREEN, PURPLE, ORANGE, SKY)
+FREE_MARKERS = ("circle", "square", "diamond", "triangle-up", "cross", "triangle-down", "hexagon")
+FREE_DASHES = (SOLID, DOTTED, DASH_DOT, LONG_DASHED, DASH_DOT_DOT)
 SPARE = 60
 
 
+def plotly_look(look: Look) -> PlotlyLook:
+    """Translate a look; its marker is a symbol of plotly already."""
+    return look.colour, look.marker, DASHES[look.dash]
+
+
 def order(name: str) -> tuple[int, str]:
-    """The paper's methods in its order, then the others by name."""
+    """Return a key that sorts the paper's methods in its order, then the others by name."""
     known = list(METHODS)
     return known.index(name) if name in known else len(known), name
 
 
-def looks(names: Iterable[str]) -> dict[str, Look]:
-    """Of each line, and of the dense network; what has no look of its own, or one that is taken, gets a free one."""
+def assign_looks(names: Iterable[str]) -> dict[str, PlotlyLook]:
+    """Return a look for each line and for the dense network.
+
+    A line without an entry in LOOKS, or whose look another line has already, gets a free look.
+    """
     ordered = sorted({DENSE, *names}, key=order)
-    own: dict[Look, str] = {}
+    first: dict[Look, str] = {}
     for name in ordered:
         if name in LOOKS:
-            own.setdefault(LOOKS[name], name)
-    found = {name: look for look, name in own.items()}
+            first.setdefault(LOOKS[name], name)
+    looks = {name: look for look, name in first.items()}
     for name in ordered:
-        if name not in found:
-            found[name] = _most_different(set(found.values()))
-    return {name: found[name] for name in ordered}
+        if name not in looks:
+            looks[name] = _most_different(set(looks.values()))
+    return {name: plotly_look(looks[name]) for name in ordered}
+
+
+def spare_looks() -> list[PlotlyLook]:
+    """Return looks that no method has, for lines that show runs."""
+    return [plotly_look(look) for look in itertools.islice(_free_looks(), SPARE)]
 
 
 def _most_different(taken: set[Look]) -> Look:
-    """A free look, and while there are any, one whose colour and dash no other line has together."""
-    pairs = {(colour, dash) for colour, _, dash in taken}
-    free = [
-        look for look in itertools.islice(_free(), len(_COLOURS) * len(_MARKERS) * len(_DASHES)) if look not in taken
-    ]
-    return next((look for look in free if (look[0], look[2]) not in pairs), (free or list(taken))[0])
+    """Return a free look and, while there is one, a free look whose colour and dash no other line has together."""
+    pairs = {(look.colour, look.dash) for look in taken}
+    count = len(FREE_COLOURS) * len(FREE_MARKERS) * len(FREE_DASHES)
+    free = [look for look in itertools.islice(_free_looks(), count) if look not in taken]
+    return next((look for look in free if (look.colour, look.dash) not in pairs), (free or list(taken))[0])
 
 
-def spare() -> list[Look]:
-    """For lines that are runs, not methods."""
-    return list(itertools.islice(_free(), SPARE))
-
-
-def _free() -> Iterator[Look]:
-    """Looks that no method of the paper has: after 210 they repeat, for nobody can tell more apart."""
-    cycles = zip(itertools.cycle(_COLOURS), itertools.cycle(_MARKERS), itertools.cycle(_DASHES), strict=False)
-    return (look for look in cycles if look not in LOOKS.values())
+def _free_looks() -> Iterator[Look]:
+    """Yield looks that are not in LOOKS. They repeat after 210, as nobody can tell more of them apart."""
+    cycles = (itertools.cycle(choices) for choices in (FREE_COLOURS, FREE_MARKERS, FREE_DASHES))
+    looks = (Look(colour, marker, dash) for colour, marker, dash in zip(*cycles, strict=False))
+    return (look for look in looks if look not in LOOKS.values())

@@ -26,7 +26,7 @@
   const plural = (n, word) => `${whole(n)} ${word}${n === 1 ? "" : "s"}`;
   const options = (select, names) => select.replaceChildren(...names.map((n, i) => make("option", { value: i }, n)));
 
-  // --- how lines look (page_looks.py)
+  // --- how lines look (analysis/looks.py)
 
   const SHAPES = {
     circle: "M16 3.5a4.5 4.5 0 1 0 .01 0z", square: "M12 4h8v8h-8z", diamond: "M16 2.5l5.5 5.5-5.5 5.5-5.5-5.5z",
@@ -34,6 +34,8 @@
     cross: "M14.3 3h3.4v3.3H21v3.4h-3.3V13h-3.4V9.7H11V6.3h3.3z", hexagon: "M16 3l4.6 2.5v5L16 13l-4.6-2.5v-5z",
     x: "M12.4 2.6L16 6.2l3.6-3.6 1.8 1.8L17.8 8l3.6 3.6-1.8 1.8L16 9.8l-3.6 3.6-1.8-1.8L14.2 8l-3.6-3.6z",
     star: "M16 2l1.5 4.3 4.6.1-3.7 2.8 1.4 4.4-3.8-2.6-3.8 2.6 1.4-4.4-3.7-2.8 4.6-.1z",
+    "triangle-left": "M20.5 2.8l-9 5.2 9 5.2z", "triangle-right": "M11.5 2.8l9 5.2-9 5.2z",
+    "diamond-tall": "M16 1.5l3.6 6.5-3.6 6.5-3.6-6.5z", pentagon: "M16 2.8l4.95 3.6-1.9 5.8h-6.1l-1.9-5.8z",
   };
   const BROKEN_LINE = data.looks.dense[2]; // the dense network, and what is not measured
   const colourOf = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();

@@ -20,7 +20,7 @@ from typing import Any
 
 from dctps.analysis.page.curves import curves, examples
 from dctps.analysis.page.layers import count_panels, spectrum_panels
-from dctps.analysis.page.looks import looks, spare
+from dctps.analysis.page.looks import assign_looks, spare_looks
 from dctps.analysis.page.panels import accuracy_panels
 from dctps.analysis.page.table import in_order, table
 from dctps.analysis.page.values import usable
@@ -91,8 +91,8 @@ def payload(page: Page) -> dict[str, Any]:
     lines += [line["name"] for p in (*layers, *spectra) for own in p["densities"] for line in own["lines"]]
     quoted = {index: urllib.parse.quote(os.fsencode(row.id), safe="") for index, row in enumerate(page.rows)}
     return {
-        "looks": looks(lines),
-        "spare": spare(),
+        "looks": assign_looks(lines),
+        "spare": spare_looks(),
         "panels": panels,
         "first": max(range(len(panels)), key=lambda i: panels[i]["runs"], default=0),
         "layers": layers,
