@@ -53,12 +53,6 @@ class Scale:
         changes |= {"method_batches": None} if settings.method and self.name != "paper" else {}
         return dataclasses.replace(settings, **changes)
 
-    def words(self, settings: Settings) -> str:
-        """What a reader of the figure has to know: of one cell's settings, as they are after `apply`."""
-        data = "" if settings.images is None else f", {settings.images:,} images"
-        width = "" if settings.width is None else f", width {settings.width}"
-        return f"{self.name} scale: {settings.epochs} epochs{data}{width}"
-
 
 PAPER = Scale()
 FEW = (0.05, 0.01, 0.005, 0.002, 0.001)

@@ -10,9 +10,8 @@ import statistics
 from collections.abc import Iterable, Sequence
 
 from dctps.core.allocation import budget
-from dctps.experiments.results import DONE
 from dctps.experiments.sheet import Training
-from dctps.experiments.tasks import COLLAPSED
+from dctps.experiments.status import COLLAPSED, DONE
 
 CLASSES = {
     "cifar10": 10,

@@ -15,7 +15,8 @@ from torch import nn
 from dctps import models
 from dctps.analysis.page.values import number
 from dctps.checkpoint.load import load
-from dctps.experiments.results import DONE, Row
+from dctps.experiments.results import Row
+from dctps.experiments.status import DONE
 from dctps.experiments.tasks import SHAPES as STAND_INS
 from dctps.nn.costs import count_ops
 from dctps.nn.prunable import prunable

@@ -8,7 +8,8 @@ from dctps.analysis.page.panels import key
 from dctps.analysis.page.values import LARGEST
 from dctps.experiments.cells import TRAIN
 from dctps.experiments.naming import method_name
-from dctps.experiments.results import DONE, Row
+from dctps.experiments.results import Row
+from dctps.experiments.status import DONE
 
 POINTS = 250  # of a curve; longer trainings are thinned out
 KINDS = ("validation", "train", "loss")

@@ -8,8 +8,8 @@ from typing import Any
 
 from dctps.analysis.page.panels import by_line, by_panel, titles
 from dctps.analysis.page.values import rounded
-from dctps.experiments.results import DONE, Row
-from dctps.experiments.tasks import COLLAPSED
+from dctps.experiments.results import Row
+from dctps.experiments.status import COLLAPSED, DONE
 
 Line = dict[str, Any]
 

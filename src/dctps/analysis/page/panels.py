@@ -14,9 +14,9 @@ from dctps.analysis.page.looks import order
 from dctps.analysis.page.values import accuracy, number, rounded
 from dctps.experiments.naming import method_name
 from dctps.experiments.paper import SGD, SGD_DCTPS_LR, TITLES
-from dctps.experiments.results import DONE, Row
+from dctps.experiments.results import Row
+from dctps.experiments.status import COLLAPSED, DONE, FAILED
 from dctps.experiments.summary import chance
-from dctps.experiments.tasks import COLLAPSED, FAILED
 from dctps.train.settings import Settings
 
 OF_PRUNING = ("method_steps", "method_batches", "imp_rewind")

@@ -26,8 +26,8 @@ from dctps.analysis.page.table import in_order, table
 from dctps.analysis.page.values import usable
 from dctps.base.files import write_atomically
 from dctps.experiments.cells import TRAIN
-from dctps.experiments.results import DONE, Broken, Results, Row
-from dctps.experiments.tasks import COLLAPSED, FAILED
+from dctps.experiments.results import Broken, Results, Row
+from dctps.experiments.status import COLLAPSED, DONE, FAILED
 
 CURVES = 300  # runs whose metrics a page holds, unless told otherwise
 

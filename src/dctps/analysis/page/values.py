@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from dctps.experiments.cells import TRAIN
-from dctps.experiments.results import DONE, KEYS, Broken, Row
-from dctps.experiments.tasks import COLLAPSED, FAILED
+from dctps.experiments.results import KEYS, Broken, Row
+from dctps.experiments.status import COLLAPSED, DONE, FAILED
 
 LARGEST = 1e200  # sums of many such numbers, and hundred times as many, are still finite
 
