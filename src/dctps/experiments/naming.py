@@ -7,6 +7,7 @@ rewirings, batches of a pruning method): whoever takes means over runs has to ke
 from dctps.base.words import percent
 from dctps.experiments.cells import varied
 from dctps.experiments.paper import DENSE, METHODS
+from dctps.methods.rewiring.registry import REWIRINGS
 from dctps.train.settings import Settings
 
 RULES = {
@@ -28,7 +29,6 @@ CHOSEN_BY = {
     "synflow": "SynFlow",
     "imp": "IMP",
 }
-MOVED_BY = {"rigl": "RigL", "set": "SET", "dsr": "DSR"}
 Core = tuple[str | None, ...]
 
 
@@ -66,7 +66,7 @@ def _built(settings: Settings) -> str:
     if settings.method is not None:
         parts.append(CHOSEN_BY.get(settings.method, settings.method))
     if settings.rewire is not None:
-        parts.append(MOVED_BY[settings.rewire])
+        parts.append(REWIRINGS[settings.rewire].__name__)
     name = " + ".join(parts) or "Random"
     return name if settings.method is not None else f"{name} ({RULES.get(settings.allocation, settings.allocation)})"
 

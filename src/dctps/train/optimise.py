@@ -7,10 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from dctps.methods.rewiring.base import Rewiring
-from dctps.methods.rewiring.dsr import DSR
-from dctps.methods.rewiring.rigl import RigL
-from dctps.methods.rewiring.set import SET
+from dctps.methods.rewiring.base import Rewiring, TrainingPlan
+from dctps.methods.rewiring.registry import REWIRINGS
 from dctps.methods.subspace.subspace import Subspace
 from dctps.nn.dps_layer import DpsLayer
 from dctps.train.settings import Settings
@@ -43,13 +41,15 @@ def build_stepper(
     """What takes the steps: the optimiser, or the rewiring around it."""
     if settings.rewire is None:
         return optimiser
-    stop = math.floor(settings.rewire_until * settings.epochs * steps_per_epoch)
-    common: dict[str, Any] = {"stop": stop, "every": settings.rewire_every, "seed": settings.seed}
-    if settings.rewire == "dsr":  # under an offset S starts at zero, below any threshold: an epoch to grow
-        start = 0 if settings.offset is None else steps_per_epoch
-        return DSR(model, optimiser, start=start, **common)
-    kind: Callable[..., Rewiring] = {"rigl": RigL, "set": SET}[settings.rewire]
-    return kind(model, optimiser, drop_fraction=settings.drop_fraction, **common)
+    plan = TrainingPlan(
+        stop=math.floor(settings.rewire_until * settings.epochs * steps_per_epoch),
+        every=settings.rewire_every,
+        seed=settings.seed,
+        drop_fraction=settings.drop_fraction,
+        steps_per_epoch=steps_per_epoch,
+        has_offset=settings.offset is not None,
+    )
+    return REWIRINGS[settings.rewire].for_training(model, optimiser, plan)
 
 
 def _together(groups: list[dict[str, Any]]) -> dict[str, Any]:

@@ -13,6 +13,9 @@ import typing
 from pathlib import Path
 from typing import Any, Literal
 
+from dctps.base.registry import lookup
+from dctps.methods.rewiring.registry import REWIRINGS
+
 Offset = str | None
 
 
@@ -47,8 +50,8 @@ class Settings:
     """The run of this round of imp, 0 being the dense one; None is the last. A run trains its earlier rounds itself."""
     imp_rewind: int = 0
     """Steps of the dense round after which imp takes the values that later rounds start from; 0: the initial ones."""
-    rewire: Literal["rigl", "set", "dsr"] | None = None
-    """How weights move while training; None: they stay."""
+    rewire: str | None = None
+    """Method that moves weights to other positions while the network trains: rigl, set or dsr. None moves none."""
     rewire_every: int = 100
     """Steps between rewirings."""
     rewire_until: float = 0.75
@@ -146,6 +149,8 @@ def _check(settings: Settings) -> None:
 
 def _check_methods(settings: Settings) -> None:
     """What the choice of a support, rewiring and projection ask of one another."""
+    if settings.rewire is not None:
+        lookup(REWIRINGS, settings.rewire, "rewire")
     for name in ("method", "rewire", "projection"):
         if getattr(settings, name) is not None and settings.density is None:
             raise ValueError(f"{name} {getattr(settings, name)} needs a density")

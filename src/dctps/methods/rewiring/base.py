@@ -3,7 +3,7 @@
 import dataclasses
 import operator
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -49,6 +49,18 @@ class Schedule:
         return iteration % self.every == 0 and self.start <= iteration < self.stop
 
 
+@dataclasses.dataclass(frozen=True)
+class TrainingPlan:
+    """What the trainer tells a rewiring about the training it is part of."""
+
+    stop: int  # the iteration from which weights stay where they are
+    every: int  # iterations from one rewiring to the next
+    seed: int
+    drop_fraction: float  # the fraction of its weights that a layer moves at first
+    steps_per_epoch: int
+    has_offset: bool  # whether layers have an offset D, under which the values of S start at zero
+
+
 class Move(NamedTuple):
     """Where the weights of a layer are to be, and which of those it has may go on as they are."""
 
@@ -79,6 +91,14 @@ class Rewiring:
         self.iteration = self.updates = 0  # iterations done, and how many of them have rewired
         self.steps = 0  # that the optimiser has taken
         self.peers = Peers(group)
+
+    @classmethod
+    def for_training(cls, model: nn.Module, optimizer: torch.optim.Optimizer, plan: TrainingPlan) -> Self:
+        """The rewiring of a training run; a method whose constructor takes other arguments overrides this."""
+        construct: Callable[..., Self] = cls  # methods take `stop` and `every` in place of a schedule
+        return construct(
+            model, optimizer, stop=plan.stop, every=plan.every, drop_fraction=plan.drop_fraction, seed=plan.seed
+        )
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:

@@ -6,7 +6,7 @@ proportion to what has survived there. The number of all weights is constant, th
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,7 @@ from torch import nn
 
 from dctps.core.ranking import largest
 from dctps.core.support import Support, derive_seed
-from dctps.methods.rewiring.base import Move, Rewiring, Schedule, magnitudes_of, positions_of
+from dctps.methods.rewiring.base import Move, Rewiring, Schedule, TrainingPlan, magnitudes_of, positions_of
 from dctps.methods.rewiring.growth import anywhere
 from dctps.methods.rewiring.process_group import several
 
@@ -54,6 +54,12 @@ class DSR(Rewiring):
         schedule = Schedule(stop, every, start)
         super().__init__(model, optimizer, schedule, optimizer_state=optimizer_state, seed=seed, **settings)
         self.drop_fraction, self.threshold = drop_fraction, threshold
+
+    @classmethod
+    def for_training(cls, model: nn.Module, optimizer: torch.optim.Optimizer, plan: TrainingPlan) -> Self:
+        """DSR has its own drop fraction; under an offset it starts after one epoch, in which the values have grown."""
+        start = plan.steps_per_epoch if plan.has_offset else 0
+        return cls(model, optimizer, stop=plan.stop, every=plan.every, start=start, seed=plan.seed)
 
     def _check(self) -> None:
         if several():
