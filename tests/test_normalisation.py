@@ -1,7 +1,6 @@
 """BatchNorm with few scales and shifts: against torch's own with masked gradients, in files, and its statistics."""
 
 import copy
-import os
 import socket
 import subprocess
 import sys
@@ -24,6 +23,7 @@ from dctps.nn.costs import count_ops
 from dctps.train.processes import Processes, wire_bytes
 from helpers.checkpoints import assert_equal_states, rewrite, trained
 from helpers.networks import assert_unchanged, snapshot
+from helpers.processes import environment
 from helpers.tolerances import assert_close
 
 INPUTS = {nn.BatchNorm1d: (8, 12), nn.BatchNorm2d: (4, 12, 3, 5), nn.BatchNorm3d: (4, 12, 2, 3, 2)}
@@ -561,9 +561,9 @@ def test_two_processes_agree_on_scales_and_shifts():
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     command = [sys.executable, "-c", textwrap.dedent(PARALLEL)]
-    address, quiet = f"tcp://127.0.0.1:{port}", {**os.environ, "OMP_NUM_THREADS": "1"}
+    address = f"tcp://127.0.0.1:{port}"
     runs = [
-        subprocess.Popen([*command, str(rank), address], stderr=subprocess.PIPE, text=True, env=quiet)
+        subprocess.Popen([*command, str(rank), address], stderr=subprocess.PIPE, text=True, env=environment())
         for rank in range(2)
     ]
     for run in runs:

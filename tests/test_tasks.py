@@ -13,14 +13,15 @@ from dctps.experiments.cells import Cell, distinct
 from dctps.experiments.results import read
 from dctps.experiments.tasks import is_over, perform
 from dctps.train.runs import Busy
-from dctps.train.settings import Runtime, Settings, run_id
+from dctps.train.settings import Settings, run_id
+from helpers import runs
 
 TINY = Settings(model="small_cnn", data="digits", images=60, epochs=1, batch_size=30, density=0.05)
 
 
 @pytest.fixture
 def runtime(tmp_path):
-    return Runtime(runs=tmp_path / "runs", quiet=True, device="cpu")
+    return runs.runtime(tmp_path / "runs")
 
 
 def content(cell, runtime, name="result.json"):
