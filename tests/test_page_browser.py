@@ -16,6 +16,7 @@ CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", 
 pytestmark = [
     pytest.mark.process,
     pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed"),
+    pytest.mark.required_in_ci("Install Chromium (on Debian: apt-get install chromium) and pip install '.[test]'."),
 ]
 DENSITIES = (0.002, 0.01, 0.02, 0.1)
 SHOWN = "Random (EPL)", "SynFlow", "DCTpS"
