@@ -21,9 +21,10 @@ import pytest
 import torch
 
 from dctps.cli.data import data_get
-from dctps.data import DATASETS, DataError, Dataset, data_root, images, load
+from dctps.data import DATASETS, DataError, Dataset, DatasetInfo, data_root, images, load
 from dctps.data import download as downloads
-from dctps.data.download import Remote, get
+from dctps.data.dataset import Remote
+from dctps.data.download import get
 
 Image = pytest.importorskip("PIL.Image", reason="needs pillow")
 RNG = np.random.default_rng(0)
@@ -171,7 +172,8 @@ def test_cifar_in_every_official_form(version, form, where, tmp_path):
     assert same(data.train_labels, labels[:-1].reshape(-1))
     assert same(data.test_images, pixels[-1])
     assert same(data.test_labels, labels[-1])
-    assert data.classes == int(version.split("-")[0])
+    assert data.classes == int(version.split("-")[0]) == DATASETS[name].classes
+    assert data.train_images.shape[1:] == DATASETS[name].image_shape
     assert (data.padding, data.flip, data.selects_on_test) == (4, True, False)
     assert data.mean == {10: (0.4914, 0.4822, 0.4465), 100: (0.5071, 0.4867, 0.4408)}[data.classes]
     assert data.std == {10: (0.2023, 0.1994, 0.2010), 100: (0.2675, 0.2565, 0.2761)}[data.classes]
@@ -387,7 +389,7 @@ def test_mnist_gets_a_border(name, flip, mean, std, packed, tmp_path):
     arrays = mnist_arrays()
     write_mnist(tmp_path / name, arrays, packed)
     data = load(name, tmp_path)
-    assert data.train_images.shape == (12, 1, 32, 32)
+    assert data.train_images.shape == (12, 1, 32, 32) == (12, *DATASETS[name].image_shape)
     assert same(data.train_images[:, 0, 2:30, 2:30], arrays[0])
     assert int(data.train_images.long().sum()) == int(arrays[0].sum())  # the border is zero
     assert same(data.test_images[:, 0, 2:30, 2:30], arrays[2])
@@ -512,6 +514,7 @@ def test_tiny_imagenet_in_every_form(form, foldered, tmp_path):
         assert data.test_labels.tolist() == ([0, 0, 1, 1] if foldered else [1, 0, 0, 1])
         assert data.selects_on_test
         assert data.classes == 2
+        assert data.train_images.shape[1:] == DATASETS["tiny_imagenet"].image_shape
     assert len(list(tmp_path.rglob("*.dctps.safetensors"))) == 1
 
 
@@ -701,6 +704,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
         pass
 
 
+def offer(monkeypatch, remote):
+    """Register a data set with one official file."""
+    monkeypatch.setitem(DATASETS, "toy", DatasetInfo("toy", "Toy", 1, 2, 3, 4, lambda root: None, (remote,)))
+
+
 @pytest.fixture
 def server(monkeypatch):
     for name in ("no_proxy", "NO_PROXY"):
@@ -710,7 +718,7 @@ def server(monkeypatch):
     server.url = f"http://127.0.0.1:{server.server_port}/"
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
-    monkeypatch.setitem(downloads.FILES, "toy", (Remote(f"{server.url}toy.bin", MD5),))
+    offer(monkeypatch, Remote(f"{server.url}toy.bin", MD5))
     yield server
     server.shutdown()
     thread.join()
@@ -763,7 +771,7 @@ def test_a_download_given_up_keeps_its_part_for_the_next(server, tmp_path, monke
 @pytest.mark.parametrize("part", [b"", b"another file"])
 def test_a_wrong_checksum_is_refused_and_nothing_is_left(part, server, tmp_path, monkeypatch):
     md5 = MD5 if part else "0" * 32  # a part of another file goes wrong by itself
-    monkeypatch.setitem(downloads.FILES, "toy", (Remote(f"{server.url}toy.bin", md5),))
+    offer(monkeypatch, Remote(f"{server.url}toy.bin", md5))
     if part:
         write_files(tmp_path / "toy", {"toy.bin.part": part})
     with pytest.raises(DataError, match=f"toy.bin is not the official file: its checksum is not the md5 {md5}"):
@@ -775,18 +783,18 @@ def test_without_a_network_the_error_says_what_to_put_where(server, tmp_path, mo
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}/toy.bin"  # bound, but nobody listens
-        monkeypatch.setitem(downloads.FILES, "toy", (Remote(url, MD5),))
+        offer(monkeypatch, Remote(url, MD5))
         with pytest.raises(DataError, match=f"cannot fetch {url} .* put it into {tmp_path / 'toy'}$"):
             get("toy", tmp_path)
-    monkeypatch.setitem(downloads.FILES, "toy", (Remote(f"{server.url}gone.bin", MD5),))
+    offer(monkeypatch, Remote(f"{server.url}gone.bin", MD5))
     with pytest.raises(DataError, match=r"gone\.bin \(HTTP Error 404"):
         get("toy", tmp_path)
 
 
 def test_every_data_set_can_be_fetched_or_needs_no_fetching(capsys):
-    assert set(downloads.FILES) == set(DATASETS)
-    for remotes in downloads.FILES.values():
-        assert all(len(remote.md5) == 32 and remote.url.endswith(remote.name) for remote in remotes)
+    assert {name for name, info in DATASETS.items() if not info.files} == {"digits", "digits32"}
+    for info in DATASETS.values():
+        assert all(len(remote.md5) == 32 and remote.url.endswith(remote.name) for remote in info.files)
     data_get("digits")
     assert "scikit-learn" in capsys.readouterr().out
     with pytest.raises(DataError, match="unknown data set 'cifar'; those that can be fetched are: cifar10"):

@@ -1,37 +1,32 @@
-"""Data sets by name, as tensors in memory, and batches of them; see `DATASETS` for the names."""
+"""Data sets by name, as tensors in memory, and batches of them.
+
+A new data set is a module with a loader and a `DatasetInfo`, which is entered in `DATASETS` here.
+"""
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 from dctps.data.batches import Batches, split
-from dctps.data.cifar import load_cifar10, load_cifar100
-from dctps.data.dataset import DataError, Dataset
-from dctps.data.digits import load_digits, load_digits32
+from dctps.data.cifar import CIFAR10, CIFAR100
+from dctps.data.dataset import DataError, Dataset, DatasetInfo
+from dctps.data.digits import DIGITS, DIGITS32
 from dctps.data.folder import load_folder
-from dctps.data.mnist import load_fashion_mnist, load_mnist
+from dctps.data.mnist import FASHION_MNIST, MNIST
 from dctps.data.sources import data_root
-from dctps.data.tiny_imagenet import load_tiny_imagenet
+from dctps.data.tiny_imagenet import TINY_IMAGENET
 
-__all__ = ["DATASETS", "Batches", "DataError", "Dataset", "data_root", "load", "split"]
+__all__ = ["DATASETS", "Batches", "DataError", "Dataset", "DatasetInfo", "data_root", "load", "split"]
 
-DATASETS: dict[str, Callable[[Path], Dataset]] = {
-    "cifar10": load_cifar10,
-    "cifar100": load_cifar100,
-    "tiny_imagenet": load_tiny_imagenet,
-    "mnist": load_mnist,
-    "fashion_mnist": load_fashion_mnist,
-    "digits": load_digits,
-    "digits32": load_digits32,
+DATASETS: dict[str, DatasetInfo] = {
+    info.name: info for info in (CIFAR10, CIFAR100, TINY_IMAGENET, MNIST, FASHION_MNIST, DIGITS, DIGITS32)
 }
 FOLDER = "folder:"
 
 
 def load(name: str, root: str | os.PathLike[str] | None = None) -> Dataset:
-    """A data set by its name, or `folder:PATH` for a folder of images of your own.
+    """Load a data set by its name in `DATASETS`, or a folder of your own images by `folder:PATH`.
 
-    The files are looked for in root/<name>/ and in root itself; the root is $DCTPS_DATA or ~/.cache/dctps unless
-    given.
+    The files are looked for in root/<name>/ and in root itself. The default root is $DCTPS_DATA or ~/.cache/dctps.
     """
     if name.startswith(FOLDER):
         return load_folder(Path(name.removeprefix(FOLDER)).expanduser())

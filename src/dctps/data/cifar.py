@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from dctps.data.archives import read_tar
-from dctps.data.dataset import DataError, Dataset
+from dctps.data.dataset import DataError, Dataset, DatasetInfo, Remote
 from dctps.data.pickles import unpickled
 from dctps.data.sources import not_found, places
 
@@ -25,13 +25,13 @@ BATCHES = range(1, 6)
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """One official version: its archive, the folder in it, its files, and how one is read (content, name)."""
+    """One official version of a data set."""
 
     archive: str
-    folder: str
-    train: tuple[str, ...]
+    folder: str  # in the archive
+    train: tuple[str, ...]  # names of the files with training images
     test: tuple[str, ...]
-    parse: Callable[[bytes, str], Part]
+    parse: Callable[[bytes, str], Part]  # takes the content and the name of a file
     train_count: int = 10_000  # images in each file
     test_count: int = 10_000
 
@@ -44,7 +44,10 @@ class Layout:
 
 
 def binary(content: bytes, file: str, limits: tuple[int, ...]) -> Part:
-    """Records of a binary file; `limits` has the number of classes for each label byte, of which the last counts."""
+    """Return images and labels of a binary file.
+
+    `limits` has the number of classes for each label byte of a record; the last byte is the label.
+    """
     length = len(limits) + PIXELS
     whole, rest = divmod(len(content), length)
     if rest or not whole:
@@ -54,12 +57,12 @@ def binary(content: bytes, file: str, limits: tuple[int, ...]) -> Part:
     records = np.frombuffer(content, dtype=np.uint8).reshape(whole, length)
     for column, classes in enumerate(limits):
         _check_labels(records[:, column], classes, file)
-    images = records[:, len(limits) :].reshape(-1, *SHAPE).copy()  # not read-only like the bytes
+    images = records[:, len(limits) :].reshape(-1, *SHAPE).copy()  # the bytes themselves cannot be written to
     return torch.from_numpy(images), torch.from_numpy(records[:, len(limits) - 1].astype(np.int64))
 
 
 def pickled(content: bytes, file: str, key: str, classes: int) -> Part:
-    """A pickled batch with the planes in `data` and the labels in `key`."""
+    """Return images and labels of a pickled batch, which has the planes in `data` and the labels in `key`."""
     batch = unpickled(content, file)
     missing = {"data", key} - batch.keys()
     if missing:
@@ -84,7 +87,8 @@ def _check_labels(labels: np.ndarray, classes: int, file: str) -> None:
 
 # --- the data sets --------------------------------------------------------------------------------------------------
 
-CIFAR10 = (
+URL = "https://www.cs.toronto.edu/~kriz/"
+LAYOUTS10 = (
     Layout(
         "cifar-10-binary.tar.gz",
         "cifar-10-batches-bin",
@@ -100,7 +104,7 @@ CIFAR10 = (
         partial(pickled, key="labels", classes=10),
     ),
 )
-CIFAR100 = (
+LAYOUTS100 = (
     Layout(
         "cifar-100-binary.tar.gz",
         "cifar-100-binary",
@@ -121,13 +125,40 @@ CIFAR100 = (
 
 
 def load_cifar10(root: Path) -> Dataset:
-    parts = _load("cifar10", root, CIFAR10)
+    """Load CIFAR-10."""
+    parts = _load("cifar10", root, LAYOUTS10)
     return Dataset("cifar10", *parts, classes=10, mean=(0.4914, 0.4822, 0.4465), std=(0.2023, 0.1994, 0.2010))
 
 
 def load_cifar100(root: Path) -> Dataset:
-    parts = _load("cifar100", root, CIFAR100)
+    """Load CIFAR-100 with its fine labels."""
+    parts = _load("cifar100", root, LAYOUTS100)
     return Dataset("cifar100", *parts, classes=100, mean=(0.5071, 0.4867, 0.4408), std=(0.2675, 0.2565, 0.2761))
+
+
+CIFAR10 = DatasetInfo(
+    name="cifar10",
+    title="CIFAR-10",
+    channels=3,
+    side=32,
+    classes=10,
+    training_images=50_000,
+    loader=load_cifar10,
+    files=(Remote(f"{URL}cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530"),),
+)
+CIFAR100 = DatasetInfo(
+    name="cifar100",
+    title="CIFAR-100",
+    channels=3,
+    side=32,
+    classes=100,
+    training_images=50_000,
+    loader=load_cifar100,
+    files=(Remote(f"{URL}cifar-100-binary.tar.gz", "03b5dce01913d631647c71ecec9e9cb8"),),
+)
+
+
+# --- reading --------------------------------------------------------------------------------------------------------
 
 
 def _load(name: str, root: Path, layouts: tuple[Layout, ...]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -138,7 +169,7 @@ def _load(name: str, root: Path, layouts: tuple[Layout, ...]) -> tuple[Tensor, T
     parts = {file: layout.parse(contents.pop(file), f"{source}/{file}") for file in layout.files}
     counts = {file: len(parts[file][1]) for file in layout.files}
     official = {file: layout.train_count if file in layout.train else layout.test_count for file in layout.files}
-    # a file may be cut at the end of a record; where one has the official size, all must
+    # A file may be cut at the end of a record. Where one file has the official size, all must have it.
     unequal = len({counts[file] for file in layout.train}) > 1
     if unequal or (counts != official and any(counts[file] == official[file] for file in layout.files)):
         raise DataError(f"{source}: the files must hold {official} images, not {counts}; take another copy")
@@ -152,7 +183,7 @@ def _joined(parts: list[Part]) -> Part:
 
 
 def _find(name: str, root: Path, layouts: tuple[Layout, ...]) -> tuple[Layout, Path, dict[str, bytes]]:
-    """The first version that is there, with its archive or folder and the contents of its files."""
+    """Return the first version that is there, its archive or folder, and the contents of its files."""
     for place in places(name, root):
         for layout in layouts:
             archive = place / layout.archive

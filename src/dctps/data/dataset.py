@@ -1,21 +1,24 @@
-"""A data set in memory: images as bytes, labels, and what training needs to know of them."""
+"""A data set: the facts that are known of it before it is read, and its images and labels in memory."""
 
 import dataclasses
 import math
+from collections.abc import Callable
+from pathlib import Path, PurePosixPath
+from urllib.parse import urlsplit
 
 import torch
 from torch import Tensor
 
 
 class DataError(ValueError):
-    """Data that cannot be had or used; the message says which file or sample, why, and what to do."""
+    """Data cannot be found or used; the message says which file or sample, why, and what to do."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Dataset:
     """Training and test images with their labels, and how they are normalised and augmented.
 
-    `mean` and `std` are those of the pixels scaled to [0, 1], one number per channel.
+    `mean` and `std` have one number per channel: mean and standard deviation of the pixels scaled to [0, 1].
     """
 
     name: str
@@ -26,7 +29,7 @@ class Dataset:
     classes: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    padding: int = 4  # random crops of the image with so many zero pixels around it; 0: none
+    padding: int = 4  # zero pixels around a training image, from which a random crop is taken; 0 means no crops
     flip: bool = True  # half of the training images are mirrored
     selects_on_test: bool = False  # by convention the best epoch is chosen on the test images themselves
 
@@ -52,6 +55,41 @@ class Dataset:
             raise DataError(f"{self.name}: mean {self.mean} must be finite and std {self.std} positive")
         if self.padding < 0:
             raise DataError(f"{self.name}: a padding of {self.padding} pixels is not possible; 0 means none")
+
+
+@dataclasses.dataclass(frozen=True)
+class Remote:
+    """A file on a server, and the checksum that it must have."""
+
+    url: str
+    md5: str
+
+    @property
+    def name(self) -> str:
+        return PurePosixPath(urlsplit(self.url).path).name
+
+
+@dataclasses.dataclass(frozen=True)
+class DatasetInfo:
+    """The facts of a data set that are known before its files are read; `loader` reads them from a root folder."""
+
+    name: str
+    title: str  # the name in figures
+    channels: int
+    side: int  # height and width of the loaded images, in pixels
+    classes: int
+    training_images: int
+    loader: Callable[[Path], Dataset]
+    files: tuple[Remote, ...] = ()  # the official files; none if the data come with a package
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """Channels, height and width of an image as a network sees it."""
+        return self.channels, self.side, self.side
+
+    def __call__(self, root: Path) -> Dataset:
+        """Load the data set from its files below a root folder."""
+        return self.loader(root)
 
 
 def _check_images(what: str, images: Tensor) -> None:

@@ -1,6 +1,6 @@
 """The 8 x 8 digits that come with scikit-learn: a data set without a download, for tests and first steps.
 
-`digits32` has them in the shape of CIFAR-10, for networks that take nothing smaller.
+`digits32` has the same images in the shape of CIFAR-10, for networks that take nothing smaller.
 """
 
 import dataclasses
@@ -10,16 +10,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dctps.data.dataset import Dataset
+from dctps.data.dataset import Dataset, DatasetInfo
 from dctps.data.sources import needed
 
-TRAINING = 1437  # of 1797, the usual four fifths
+TRAINING = 1437  # images, the usual four fifths of 1797
 
 
 def load_digits(root: Path) -> Dataset:
-    """The first 1,437 digits for training and the last 360 for the test, whatever the root."""
+    """Load the first 1,437 digits for training and the last 360 for the test; the root is not looked at."""
     digits = needed("sklearn.datasets", "scikit-learn", "demo").load_digits()
-    # values 0 to 16, of which times 15 is the largest whole multiple that fits a byte
+    # The values are 0 to 16; 15 is the largest whole factor with which they fit a byte.
     images = torch.from_numpy(np.round(digits.images * 15).astype(np.uint8))[:, None]
     labels = torch.from_numpy(digits.target.astype(np.int64))
     return Dataset(
@@ -37,7 +37,7 @@ def load_digits(root: Path) -> Dataset:
 
 
 def load_digits32(root: Path) -> Dataset:
-    """The digits as 3 x 32 x 32: each pixel four times as wide and high, the same in three channels."""
+    """Load the digits as 3 x 32 x 32: each pixel four times as wide and high, the same in three channels."""
     digits = load_digits(root)
     return dataclasses.replace(
         digits,
@@ -51,3 +51,17 @@ def load_digits32(root: Path) -> Dataset:
 
 def _enlarged(images: Tensor) -> Tensor:
     return images.repeat_interleave(4, 2).repeat_interleave(4, 3).expand(-1, 3, -1, -1).contiguous()
+
+
+DIGITS = DatasetInfo(
+    name="digits", title="digits", channels=1, side=8, classes=10, training_images=TRAINING, loader=load_digits
+)
+DIGITS32 = DatasetInfo(
+    name="digits32",
+    title="digits (32 x 32)",
+    channels=3,
+    side=32,
+    classes=10,
+    training_images=TRAINING,
+    loader=load_digits32,
+)

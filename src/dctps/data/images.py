@@ -13,8 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from rich.console import Console
-from rich.progress import Progress
+from rich.progress import TaskProgressColumn, TimeRemainingColumn
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as serialize
 from torch import Tensor
@@ -51,7 +50,7 @@ def decoded(source: Source, parts: dict[str, list[str]], size: Size | None = Non
 
 
 def _decode_all(source: Source, parts: dict[str, list[str]], size: Size | None) -> dict[str, Tensor]:
-    with Progress(console=Console(stderr=True), transient=True) as progress:
+    with progress_bar(TaskProgressColumn(), TimeRemainingColumn(), transient=True) as progress:
         task = progress.add_task(f"decoding {source.path.name}", total=sum(map(len, parts.values())))
         images = {}
         for part, names in parts.items():

@@ -1,7 +1,8 @@
 """MNIST and Fashion-MNIST: the official IDX files, as they are or with gzip.
 
 An IDX file is: two zero bytes, the type (8: bytes), the number of dimensions, each dimension as a big-endian 32-bit
-number, and the bytes. The images of 28 x 28 get a border of two zero pixels, as LeCun's network had it.
+number, and the bytes. The images of 28 x 28 pixels get a border of two zero pixels, as for LeCun's network: a loaded
+image has 32 x 32.
 """
 
 import math
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from dctps.data.archives import read_gz
-from dctps.data.dataset import DataError, Dataset
+from dctps.data.dataset import DataError, Dataset, DatasetInfo, Remote
 from dctps.data.sources import not_found, places
 
 FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
@@ -23,13 +24,54 @@ FIRST_LABELS = {"mnist": [5, 0, 4, 1, 9, 2, 1, 3, 1, 4], "fashion_mnist": [9, 0,
 
 
 def load_mnist(root: Path) -> Dataset:
-    # the mean and standard deviation that everyone uses: of the images without the border
+    """Load MNIST. Its mean and standard deviation are the usual ones, of the images without the border."""
     return Dataset("mnist", *_load("mnist", root), classes=10, mean=(0.1307,), std=(0.3081,), flip=False)
 
 
 def load_fashion_mnist(root: Path) -> Dataset:
-    # of the images without the border, as above
+    """Load Fashion-MNIST. Its mean and standard deviation are those of the images without the border."""
     return Dataset("fashion_mnist", *_load("fashion_mnist", root), classes=10, mean=(0.2860,), std=(0.3530,))
+
+
+def _remotes(url: str, *md5s: str) -> tuple[Remote, ...]:
+    return tuple(Remote(f"{url}{file}.gz", md5) for file, md5 in zip(FILES, md5s, strict=True))
+
+
+MNIST = DatasetInfo(
+    name="mnist",
+    title="MNIST",
+    channels=1,
+    side=SIZE + 2 * BORDER,
+    classes=10,
+    training_images=60_000,
+    loader=load_mnist,
+    files=_remotes(
+        "https://ossci-datasets.s3.amazonaws.com/mnist/",
+        "f68b3c2dcbeaaa9fbdd348bbdeb72873",
+        "d53e105ee54ea40749a09fcbcd1e9432",
+        "9fb629c4189551a2d022fa330f9573f3",
+        "ec29112dd5afa0611ce80d1b7f02629c",
+    ),
+)
+FASHION_MNIST = DatasetInfo(
+    name="fashion_mnist",
+    title="Fashion-MNIST",
+    channels=1,
+    side=SIZE + 2 * BORDER,
+    classes=10,
+    training_images=60_000,
+    loader=load_fashion_mnist,
+    files=_remotes(
+        "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+        "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+        "25c81989df183df01b3e8a0aad5dffbe",
+        "bef4ecab320f06d8554ea6380940ec79",
+        "bb300cfdad3c16e7a12a480ee83cd310",
+    ),
+)
+
+
+# --- reading --------------------------------------------------------------------------------------------------------
 
 
 def _load(name: str, root: Path) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -53,7 +95,7 @@ def _find(name: str, root: Path) -> list[Path]:
 
 
 def _part(images_path: Path, labels_path: Path) -> tuple[Tensor, Tensor]:
-    """Images uint8 (n, 1, 32, 32) and labels int64 (n,)."""
+    """Return images, uint8 (n, 1, 32, 32), and labels, int64 (n,)."""
     images, labels = read_idx(images_path, dimensions=3), read_idx(labels_path, dimensions=1)
     if images.shape[1:] != (SIZE, SIZE):
         raise DataError(f"{images_path} has images of {tuple(images.shape[1:])} pixels, not {SIZE} x {SIZE}")
@@ -67,7 +109,7 @@ def _part(images_path: Path, labels_path: Path) -> tuple[Tensor, Tensor]:
 
 
 def read_idx(path: Path, dimensions: int) -> Tensor:
-    """The bytes of an IDX file, in the shape it gives."""
+    """Return the bytes of an IDX file as a tensor of the shape that the file gives."""
     content, start = read_gz(path), 4 + 4 * dimensions
     expected = bytes([0, 0, 8, dimensions])
     if content[:4] != expected or len(content) < start:

@@ -4,8 +4,8 @@
     train/<wnid>/images/*.JPEG
     val/images/*.JPEG               with val/val_annotations.txt, or sorted into val/<wnid>/
 
-The labels of the official test images are not public. By convention the validation images are both those that the
-best epoch is chosen on and those that the accuracy is reported on.
+The labels of the official test images are not public. By convention the best epoch is chosen on the validation images,
+and the accuracy is reported on them too.
 """
 
 from pathlib import Path, PurePosixPath
@@ -13,28 +13,45 @@ from pathlib import Path, PurePosixPath
 import torch
 
 from dctps.data.archives import Source, opened
-from dctps.data.dataset import DataError, Dataset
+from dctps.data.dataset import DataError, Dataset, DatasetInfo, Remote
 from dctps.data.images import decoded, is_image
 from dctps.data.sources import not_found, places
 
 ARCHIVE, CLASSES, ANNOTATIONS = "tiny-imagenet-200.zip", "wnids.txt", "val/val_annotations.txt"
+SIDE = 64  # pixels
 MEAN = (0.48024578664982126, 0.44807218089384643, 0.3975477478649648)
 STD = (0.2769864069088257, 0.26906448510256, 0.282081906210584)
 
 
 def load_tiny_imagenet(root: Path) -> Dataset:
+    """Load Tiny ImageNet, or a part of it with fewer classes."""
     with opened(_find(root)) as source:
         source = source.under(_prefix(source))
         classes = _classes(source)
         train, test = _train(source, classes), _validation(source, classes)
-        images = decoded(source, {"train": list(train), "test": list(test)}, size=(64, 64))
+        images = decoded(source, {"train": list(train), "test": list(test)}, size=(SIDE, SIDE))
     labels = [torch.tensor(list(part.values())) for part in (train, test)]
     parts = images["train"], labels[0], images["test"], labels[1]
     return Dataset("tiny_imagenet", *parts, classes=len(classes), mean=MEAN, std=STD, selects_on_test=True)
 
 
+TINY_IMAGENET = DatasetInfo(
+    name="tiny_imagenet",
+    title="Tiny ImageNet",
+    channels=3,
+    side=SIDE,
+    classes=200,
+    training_images=100_000,
+    loader=load_tiny_imagenet,
+    files=(Remote(f"http://cs231n.stanford.edu/{ARCHIVE}", "90528d7ca1a48142e341f4ef8d21d0de"),),
+)
+
+
+# --- reading --------------------------------------------------------------------------------------------------------
+
+
 def _find(root: Path) -> Path:
-    """The archive, or the folder with the list of classes."""
+    """Return the path of the archive, or of the folder with the list of classes."""
     for place in places("tiny_imagenet", root):
         if (place / ARCHIVE).is_file():
             return place / ARCHIVE
@@ -45,7 +62,7 @@ def _find(root: Path) -> Path:
 
 
 def _prefix(source: Source) -> str:
-    """What stands before the names in an archive: the folder of the list of classes."""
+    """Return what all names in an archive begin with: the folder of the list of classes."""
     lists = [name for name in source.stamps if PurePosixPath(name).name == CLASSES]
     if not lists:
         raise DataError(f"{source.path} has no {CLASSES}, the list of classes; take another copy")
@@ -53,7 +70,7 @@ def _prefix(source: Source) -> str:
 
 
 def _classes(source: Source) -> dict[str, int]:
-    """The label of each class."""
+    """Return the label of each class."""
     names = source.read(CLASSES).decode("utf-8", "replace").split()
     if not names or len(set(names)) != len(names):
         raise DataError(f"{source.path}: {CLASSES} must list each class once; it has {len(names)} names")
@@ -61,7 +78,7 @@ def _classes(source: Source) -> dict[str, int]:
 
 
 def _train(source: Source, classes: dict[str, int]) -> dict[str, int]:
-    """The label of each training image, class by class."""
+    """Return the label of each training image, class by class."""
     found = _foldered(source, "train", classes)
     missing = set(classes.values()) - set(found.values())
     if missing:
@@ -70,7 +87,7 @@ def _train(source: Source, classes: dict[str, int]) -> dict[str, int]:
 
 
 def _foldered(source: Source, part: str, classes: dict[str, int]) -> dict[str, int]:
-    """The label of each image under part/<wnid>/."""
+    """Return the label of each image under part/<wnid>/."""
     labels = {}
     for name in source.stamps:
         folders = name.split("/")
@@ -86,7 +103,7 @@ def _label(source: Source, name: str, wnid: str, classes: dict[str, int]) -> int
 
 
 def _validation(source: Source, classes: dict[str, int]) -> dict[str, int]:
-    """The label of each validation image."""
+    """Return the label of each validation image."""
     names = sorted(name for name in source.stamps if name.startswith("val/images/") and is_image(name))
     labels = _annotated(source, names, classes) if names else _foldered(source, "val", classes)
     if not labels:

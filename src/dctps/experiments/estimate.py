@@ -1,7 +1,7 @@
-"""How long an experiment takes here: a quick measurement of each of its networks, before anything is run.
+"""How long an experiment takes on this machine: a quick measurement of each of its networks, before anything is run.
 
-A step of a few images is timed for each network that occurs, as dense and as a sparse one, and the rest is
-multiplication: good to a factor of two or so, which is what one needs to know before saying yes.
+One training step of a few images is timed for each network, dense and sparse, and multiplied by the number of images.
+The result is good to a factor of about two, which is enough to decide whether to start.
 """
 
 import dataclasses
@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 
 from dctps.base.machine import flushed_denormals
+from dctps.data import DATASETS
 from dctps.experiments.cells import TRAIN, Cell
-from dctps.experiments.tasks import SHAPES
 from dctps.methods.lottery import schedule
 from dctps.methods.pruning.prune import METHODS
 from dctps.models import MODELS, build
@@ -21,72 +21,85 @@ from dctps.nn.convert import sparsify
 from dctps.ops import autotune
 from dctps.train.settings import Settings
 
-IMAGES = 8  # of a step that is timed
-TRAINING = {"cifar10": 50_000, "cifar100": 50_000, "tiny_imagenet": 100_000}
-TEST_SHARE = 0.1  # of the time of a training, for validation and test
+IMAGES = 8  # in a step that is timed
+TEST_SHARE = 0.1  # validation and test take this share of the time of a training
+UNKNOWN_SHAPE, UNKNOWN_COUNT = (3, 32, 32), 50_000  # assumed for data sets that are not in DATASETS
 
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """What the time of a step depends on."""
+    """Everything that the time of a step depends on."""
 
     model: str
     width: int | None
-    side: int
+    image_shape: tuple[int, int, int]
     sparse: bool
 
 
 class Clock:
-    """Seconds per image, each kind of network measured once."""
+    """Seconds per image of each kind of network, which is measured once."""
 
     def __init__(self) -> None:
         self.seconds: dict[Kind, float] = {}
 
     def per_image(self, kind: Kind) -> float:
+        """Return the seconds that a training step takes for each image."""
         if kind not in self.seconds:
             self.seconds[kind] = _measure(kind)
         return self.seconds[kind]
 
     def cell(self, cell: Cell) -> float:
-        """Seconds of a cell with all cores of this machine."""
+        """Return the seconds that a cell takes with all cores of this machine; NaN for networks of users."""
         settings = cell.settings
         if settings.model not in MODELS:
             return float("nan")
-        _, side, _ = SHAPES.get(settings.data, (3, 32, 10))
-        dense = Kind(settings.model, settings.width, side, False)
-        scored = _scored(settings)
+        dense = Kind(settings.model, settings.width, image_shape(settings.data), False)
+        scored = _scored_images(settings)
         seconds = scored * self.per_image(dense) if scored else 0.0
         if cell.task != TRAIN:
             return seconds
         sparse = settings.density is not None and settings.method != "imp" and settings.projection is None
         step = self.per_image(dataclasses.replace(dense, sparse=sparse))
-        images = settings.images or TRAINING.get(settings.data, 50_000)
-        return seconds + rounds(settings) * settings.epochs * images * step * (1 + TEST_SHARE)
+        images = settings.epochs * (settings.images or training_images(settings.data))
+        return seconds + trainings(settings) * images * step * (1 + TEST_SHARE)
 
 
-def rounds(settings: Settings) -> int:
-    """Trainings in one: lottery tickets train once per round."""
+def image_shape(data: str) -> tuple[int, int, int]:
+    """Return channels, height and width of the images of a data set."""
+    return DATASETS[data].image_shape if data in DATASETS else UNKNOWN_SHAPE
+
+
+def training_images(data: str) -> int:
+    """Return the number of training images of a data set."""
+    return DATASETS[data].training_images if data in DATASETS else UNKNOWN_COUNT
+
+
+def trainings(settings: Settings) -> int:
+    """Return how often a run trains its network: lottery tickets are trained once in each round."""
     if settings.method != "imp" or settings.density is None:
         return 1
     return len(schedule(1 << 20, settings.density, settings.method_steps)) + 1
 
 
-def _scored(settings: Settings) -> int:
-    """Images that pass the dense network while a method scores its weights."""
+def _scored_images(settings: Settings) -> int:
+    """Return how many images pass the dense network while a pruning method scores its weights."""
     if settings.method not in METHODS:
         return 0
     method = METHODS[settings.method]
     steps, batches = settings.method_steps or method.steps, settings.method_batches or method.batches
-    return steps * batches * settings.batch_size if method.needs_data else 2 * steps  # ones, in double precision
+    if method.needs_data:
+        return steps * batches * settings.batch_size
+    return 2 * steps  # one image of ones in each step, in double precision, which takes twice the time
 
 
 def _measure(kind: Kind) -> float:
+    """Return the seconds per image of the faster of two training steps."""
     options = {} if kind.width is None else {"width": kind.width}
     with torch.random.fork_rng(), flushed_denormals(), autotune.by_rule():
-        model = build(kind.model, 10, **options)
+        model = build(kind.model, 10, in_channels=kind.image_shape[0], **options)
         if kind.sparse:
             sparsify(model, 0.001)
-        x, y = torch.randn(IMAGES, 3, kind.side, kind.side), torch.zeros(IMAGES, dtype=torch.int64)
+        x, y = torch.randn(IMAGES, *kind.image_shape), torch.zeros(IMAGES, dtype=torch.int64)
         times = []
         for _ in range(2):
             started = time.perf_counter()
@@ -96,4 +109,5 @@ def _measure(kind: Kind) -> float:
 
 
 def total_seconds(cells: Sequence[Cell], clock: Clock) -> float:
+    """Return the seconds that all cells take one after another."""
     return sum(clock.cell(cell) for cell in cells)

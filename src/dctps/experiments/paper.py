@@ -14,6 +14,7 @@ from typing import Any
 from dctps.base.registry import lookup
 from dctps.experiments.cells import TRAIN, Cell, varied
 from dctps.experiments.scales import FEW, LAPTOP, PAPER, SMOKE, Scale, narrow
+from dctps.experiments.titles import data_title, network_title
 from dctps.train.settings import Settings
 
 # --- the methods: an offset, who chooses the support, what moves (dctps.config.Settings) ------------------------------
@@ -46,24 +47,11 @@ SGD = varied(ADAM, optimizer="sgd", lr=0.1, schedule="multistep", legacy_lr_orde
 SGD_DCTPS_LR = 0.03  # the paper's sweep over learning rates, for DCTpS alone
 LENET = varied(ADAM, model="lenet", epochs=160, batch_size=64)
 FORCE_BATCHES = {"cifar10": 1, "cifar100": 10, "tiny_imagenet": 20}
-TITLES = {
-    "lenet": "LeNet-5",
-    "resnet18": "ResNet18",
-    "resnet50": "ResNet50",
-    "vgg19": "VGG19",
-    "mobilenetv2": "MobileNetV2",
-    "fixup_resnet110": "FixupResNet110",
-    "fixup_resnet20": "FixupResNet20",
-    "cifar10": "CIFAR-10",
-    "cifar100": "CIFAR-100",
-    "tiny_imagenet": "Tiny ImageNet",
-    "digits32": "digits",
-}
 Cells = Iterator[Cell]
 
 
 def panel(settings: Settings, title: str | None = None) -> str:
-    return title or f"{TITLES[settings.model]}, {TITLES[settings.data]}"
+    return title or f"{network_title(settings.model)}, {data_title(settings.data)}"
 
 
 def grid(
@@ -152,7 +140,7 @@ def _at_initialisation(base: Settings, methods: Sequence[str], task: str, scale:
 
 def _params(scale: Scale) -> Cells:
     for model in ("resnet50", "vgg19", "mobilenetv2", "fixup_resnet110", "resnet18"):
-        yield Cell(varied(ADAM, model=model), "counts", TITLES[model], DENSE)
+        yield Cell(varied(ADAM, model=model), "counts", network_title(model), DENSE)
 
 
 def _tiny_imagenet(scale: Scale) -> Cells:

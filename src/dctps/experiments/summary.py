@@ -10,18 +10,9 @@ import statistics
 from collections.abc import Iterable, Sequence
 
 from dctps.core.allocation import budget
+from dctps.data import DATASETS
 from dctps.experiments.sheet import Training
 from dctps.experiments.status import COLLAPSED, DONE
-
-CLASSES = {
-    "cifar10": 10,
-    "cifar100": 100,
-    "tiny_imagenet": 200,
-    "mnist": 10,
-    "fashion_mnist": 10,
-    "digits": 10,
-    "digits32": 10,
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,5 +75,5 @@ def _weights(done: Sequence[Training], density: float | None, size: int | None) 
 
 
 def chance(data: str) -> float | None:
-    """The accuracy of guessing, where the number of classes is known."""
-    return 1 / CLASSES[data] if data in CLASSES else None
+    """Return the accuracy of guessing, or None if the data set is not in `dctps.data.DATASETS`."""
+    return 1 / DATASETS[data].classes if data in DATASETS else None

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from dctps.base.words import percent
-from dctps.experiments.paper import TITLES, Experiment
+from dctps.experiments.paper import Experiment
 from dctps.experiments.sheet import Entry
 from dctps.experiments.status import COLLAPSED, DONE, FAILED
+from dctps.experiments.titles import data_title, network_title
 
 NO_BREAK = "\u00a0"  # a space at which no line ends
 
@@ -42,7 +43,7 @@ def page_title(experiment: Experiment) -> str:
 def panel_title(entries: Sequence[Entry]) -> str:
     """Return the name of a panel and, where the scale replaced them, the network and data set that were run."""
     first = entries[0]
-    network, data = (TITLES.get(name, name) for name in (first.model, first.data))
+    network, data = network_title(first.model), data_title(first.data)
     if {network, data} <= set(first.panel.split(", ")):  # compares whole names, as CIFAR-10 is a part of CIFAR-100
         return first.panel
     return f"{first.panel}\n(run as {network}, {data})"

@@ -15,20 +15,13 @@ from torch import nn
 from dctps import models
 from dctps.analysis.page.values import number
 from dctps.checkpoint.load import load
+from dctps.data import DATASETS
 from dctps.experiments.results import Row
 from dctps.experiments.status import DONE
-from dctps.experiments.tasks import SHAPES as STAND_INS
 from dctps.nn.costs import count_ops
 from dctps.nn.prunable import prunable
 from dctps.train.settings import Settings
 
-SHAPES = {  # channels, side, classes
-    **STAND_INS,
-    "mnist": (1, 28, 10),
-    "fashion_mnist": (1, 28, 10),
-    "digits": (1, 8, 10),
-    "digits32": (3, 32, 10),
-}
 FLOAT, ALPHA = 4, 8  # bytes in a file: values are float32, alphas float64
 BYTES_TIP = (
     "Bytes of the weights alone: 4 for each trained weight of the linear layers and convolutions, and 8 for the alpha "
@@ -95,15 +88,15 @@ def _alike(s: Settings) -> tuple[Any, ...]:
 
 def _operations(row: Row) -> int | None:
     s = row.settings
-    if s.data not in SHAPES or s.model not in models.MODELS or s.projection is not None:
+    if s.data not in DATASETS or s.model not in models.MODELS or s.projection is not None:
         return None
-    channels, side, count = SHAPES[s.data]
+    info = DATASETS[s.data]
     try:
-        net = _build(s.model, s.width, s.hidden, count, channels)
+        net = _build(s.model, s.width, s.hidden, info.classes, info.channels)
         if s.density is not None and s.imp_round != 0:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 load(row.folder / "best.safetensors", net)
-        return count_ops(net, (channels, side, side)).performed
+        return count_ops(net, info.image_shape).performed
     except (ValueError, TypeError, RuntimeError, OSError):  # a file that does not fit has no such number
         return None

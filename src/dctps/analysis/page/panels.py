@@ -13,10 +13,11 @@ from typing import Any
 from dctps.analysis.page.looks import order
 from dctps.analysis.page.values import accuracy, number, rounded
 from dctps.experiments.naming import method_name
-from dctps.experiments.paper import SGD, SGD_DCTPS_LR, TITLES
+from dctps.experiments.paper import SGD, SGD_DCTPS_LR
 from dctps.experiments.results import Row
 from dctps.experiments.status import COLLAPSED, DONE, FAILED
 from dctps.experiments.summary import chance
+from dctps.experiments.titles import data_title, network_title
 from dctps.train.settings import Settings
 
 OF_PRUNING = ("method_steps", "method_batches", "imp_rewind")
@@ -71,8 +72,8 @@ def _varying(keys: Sequence[Key]) -> list[str]:
 
 
 def _shown(values: dict[str, Any], varying: Sequence[str], trained: bool) -> Iterable[str]:
-    yield TITLES.get(values["model"], values["model"])
-    yield TITLES.get(values["data"], values["data"])
+    yield network_title(values["model"])
+    yield data_title(values["data"])
     for name in ("width", "hidden"):
         if values[name] is not None:
             yield f"{name} {values[name]}"
