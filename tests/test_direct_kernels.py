@@ -12,7 +12,8 @@ from dctps.ops import native
 if native.kernels is None:
     pytest.skip(native.WHY_NOT, allow_module_level=True)
 
-from dctps.ops.native import kernels, products
+from dctps.ops.native import kernels
+from dctps.ops.native import routes as native_routes
 from helpers.kernels import Case
 
 DCT = TransformOffset.parse("dct")
@@ -52,7 +53,7 @@ def called(monkeypatch):
             names.append(name)
             return getattr(kernels, name)
 
-    monkeypatch.setattr(products, "kernels", Spy())
+    monkeypatch.setattr(native_routes, "kernels", Spy())
     return names
 
 

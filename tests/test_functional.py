@@ -16,6 +16,7 @@ from torch import nn
 
 from dctps import DpsConv2d, DpsLinear, Support
 from dctps.ops import native, operators, sparse
+from dctps.ops.weight import weight
 from helpers.marks import every_backend
 from helpers.processes import environment
 from helpers.tolerances import assert_close
@@ -65,7 +66,7 @@ def test_operators_are_well_formed(backend):
         for needs in ([True, True, True], [False, True, False], [True, False, False], [False, False, True]):
             torch.library.opcheck(operators.multiply_backward, (*back, *layer_args, needs))
     else:
-        torch.library.opcheck(operators.weight, (layer.values, layer.positions, layer.alpha, "dct", shape))
+        torch.library.opcheck(weight, (layer.values, layer.positions, layer.alpha, "dct", shape))
 
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="torch's inductor needs a C++ compiler")
@@ -225,7 +226,7 @@ def test_threads_share_layers():
 def test_plans_follow_the_positions_and_die_with_them():
     layer, x = DpsLinear(60, 50, density=0.1, backend="torch", offset=None), torch.randn(2, 60)
     layer(x)
-    assert layer.positions in sparse._plans
+    assert layer.positions in sparse._derived
     first = sparse.plan(layer.positions, layer.geometry)
     assert sparse.plan(layer.positions, layer.geometry)[0] is first[0]
     layer.positions.copy_(Support.sample((50, 60), layer.nnz, seed=9).positions)
@@ -234,7 +235,7 @@ def test_plans_follow_the_positions_and_die_with_them():
     del layer, first
     gc.collect()
     assert positions() is None
-    assert all(kept() is not None for kept in sparse._plans.data)  # the dictionary holds no dead ones either
+    assert all(kept() is not None for kept in sparse._derived.data)  # the dictionary holds no dead ones either
 
 
 DDP = """

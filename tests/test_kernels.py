@@ -26,7 +26,8 @@ from helpers.tolerances import assert_close
 if native.kernels is None:
     pytest.skip(native.WHY_NOT, allow_module_level=True)
 
-from dctps.ops.native import kernels, plans
+from dctps.ops.native import kernels, stages
+from dctps.ops.routes import stage_kind
 from helpers.kernels import LAYOUTS, Case
 
 
@@ -102,7 +103,7 @@ def test_every_stage(transform, shape, layout):
 
 
 def kind(shape, **options):
-    return plans.stage_kind(TransformOffset(**options).bind(shape))
+    return stage_kind(TransformOffset(**options).bind(shape), Geometry(shape, (1, 1), (0, 0), (1, 1)))
 
 
 def test_options_stay_on_their_fast_stage():
@@ -112,7 +113,7 @@ def test_options_stay_on_their_fast_stage():
     assert kind(square, order="channel", signs="channel", rows="random") == "spectrum"
     assert kind(square, transform="hadamard", signs="channel", rows="random") == "hadamard"
     assert kind((256, 64, 1, 1), signs="channel", rows="random") == "line"
-    first, second, _ = plans._product(TransformOffset("dct").bind(square), torch.float32).arguments
+    first, second, _ = stages.folded_product(TransformOffset("dct").bind(square), torch.float32).arguments
     # the rank of 64 channels, of which the paper's rows use a ninth, in an even and an odd half
     assert sum(factor.shape[0] for factor in first) == sum(factor.shape[1] for factor in second) < 24
 
@@ -122,7 +123,7 @@ def test_options_stay_on_their_fast_stage():
 )
 def test_folded_factors_are_the_offset(recipe, channels, filters):
     offset = dataclasses.replace(recipe, signs="none").bind((filters, channels, 3))
-    even, odd, weights = plans.folded_factors(offset)
+    even, odd, weights = stages.folded_factors(offset)
     expected = offset.matrix(torch.float64).view(filters, channels, 3)
     for c in range(channels):
         near, sign = min(c, channels - 1 - c), 1 if c < channels / 2 else -1

@@ -1,6 +1,7 @@
 """Layers against the definition: outputs and gradients of x, values, alpha and bias, on both backends."""
 
 import math
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -12,8 +13,12 @@ from torch import nn
 
 import dctps
 from dctps import OFFSETS, DpsConv1d, DpsConv2d, DpsConv3d, DpsLinear, Support
-from dctps.ops import functional, offset_torch, sparse
+from dctps.core.geometry import convolve
+from dctps.ops import offset_torch, routes, sparse
 from dctps.ops.functional import backends
+from dctps.ops.offset_torch import OFFSET_PRODUCTS
+from dctps.ops.torch_routes import TorchRoute
+from dctps.ops.weight import dense_weight
 from helpers import oracles
 from helpers.marks import every_backend
 from helpers.offsets import Ones, recipes
@@ -120,7 +125,7 @@ def test_the_way_without_csr_kernels(drawn):
 def test_the_dense_weight_gives_the_same_outputs(drawn):
     layer, x = drawn
     g = layer.geometry
-    y = functional.convolve(x, layer.dense_weight(), layer.bias, g)
+    y = convolve(x, layer.dense_weight(), layer.bias, g)
     assert_close(layer(x), y)
 
 
@@ -142,7 +147,7 @@ WAYS = {
 def test_every_way_of_applying_an_offset(way, dtype, recipe):
     kind, arguments, shape = WAYS[way]
     layer = kind(*arguments, density=0.01, offset=recipe, alpha=0.7, backend="torch", dtype=dtype)
-    chosen = offset_torch.way(layer.offset, layer.geometry)
+    chosen = routes.product_name(layer.offset, layer.geometry)
     if "position" not in recipe or way == "transform":  # signs per position are separable for one position only
         assert chosen == way.split(",")[0]
     else:
@@ -151,8 +156,8 @@ def test_every_way_of_applying_an_offset(way, dtype, recipe):
     x = torch.randn(shape, dtype=dtype)
 
     def densely(x, values, alpha, bias):  # the torch operator, itself compared with the definition above
-        weight = functional.dense_weight(values, layer.positions, alpha, layer.offset, layer.geometry.weight_shape)
-        return functional.convolve(x, weight, bias, layer.geometry)
+        weight = dense_weight(values, layer.positions, alpha, layer.offset, layer.geometry.weight_shape)
+        return convolve(x, weight, bias, layer.geometry)
 
     actual, expected = results(as_function(layer), layer, x), results(densely, layer, x)
     for name in expected:
@@ -182,12 +187,9 @@ def test_ways_that_sizes_would_not_choose(way, drawn):
     if layer.offset is None or (way == "separable" and not separable):
         return
     layer.backend = "torch"
-    before = offset_torch.way
-    offset_torch.way = lambda offset, geometry: way
-    try:
+    route = TorchRoute(layer.geometry, OFFSET_PRODUCTS[way](layer.offset, layer.geometry))
+    with mock.patch.object(routes, "choose", return_value=route):
         compare(layer, x)
-    finally:
-        offset_torch.way = before
 
 
 @every_backend

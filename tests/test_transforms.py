@@ -5,8 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dctps.core import transforms
 from dctps.core.transforms import TRANSFORMS, matrix
+from dctps.core.transforms import cosine as transforms
 from helpers import oracles
 from helpers.tolerances import assert_close
 

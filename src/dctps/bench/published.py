@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from dctps.nn.convert import densify, swap
 from dctps.nn.dps_layer import DpsLayer
-from dctps.ops import functional
+from dctps.ops.weight import dense_weight
 
 
 class Published(nn.Module):
@@ -28,7 +28,7 @@ class Published(nn.Module):
         own = copy.deepcopy(layer)  # the bias of the new layer is not that of the old
         self.product = densify(own)
         mask, shape = own.support.mask().to(own.values.dtype), own.geometry.weight_shape
-        sparse = functional.dense_weight(own.values, own.positions, None, None, shape).detach()
+        sparse = dense_weight(own.values, own.positions, None, None, shape).detach()
         self.product.weight = nn.Parameter(sparse)
         self.register_buffer("mask", mask)  # a buffer, so that it takes the memory format of the weight
         self.product.get_parameter("weight").register_hook(lambda gradient: gradient * self.mask)
@@ -43,7 +43,7 @@ class Published(nn.Module):
             return None
         fixed = copy.deepcopy(self.product)
         nothing, one = layer.values[:0], layer.values.new_ones(())
-        weight = functional.dense_weight(nothing, layer.positions[:0], one, layer.offset, layer.geometry.weight_shape)
+        weight = dense_weight(nothing, layer.positions[:0], one, layer.offset, layer.geometry.weight_shape)
         fixed.weight = nn.Parameter(weight.detach(), requires_grad=False)
         fixed.register_parameter("bias", None)
         return fixed

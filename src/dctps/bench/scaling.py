@@ -17,6 +17,7 @@ from dctps.bench import networks
 from dctps.bench.calls import there_and_back
 from dctps.bench.stopwatch import check_counts, interleaved
 from dctps.core.allocation import check_density
+from dctps.core.complexity import product_operations
 from dctps.nn.layers import DpsConv2d, DpsLinear
 
 WARMUP = 2
@@ -104,7 +105,7 @@ class ScalingRow:
     median_ms: float
     min_ms: float
     ratio_to_dense: float | None  # above 1: faster; None where the dense layer is left out
-    multiply_adds: float  # of one product: m n, or the paper's q log2 q + nnz
+    multiply_adds: int  # of one product: m n, or the paper's q log2 q + nnz
 
     @property
     def cell(self) -> str:
@@ -160,10 +161,7 @@ def _dense(cell: Cell) -> nn.Module:
     return nn.Conv2d(n, n, KERNEL, padding=KERNEL // 2, bias=False)
 
 
-def multiply_adds(layer: DpsLinear | DpsConv2d, dense: bool) -> float:
-    """Of one product W x: m n, or q log2 q + nnz (without an offset nnz alone)."""
-    m, *patch = layer.geometry.weight_shape
-    n = math.prod(patch)
-    if dense:
-        return m * n
-    return layer.nnz + (max(m, n) * math.log2(max(m, n)) if layer.offset is not None else 0)
+def multiply_adds(layer: DpsLinear | DpsConv2d, dense: bool) -> int:
+    """The paper's count for one product W x: m n of the dense layer, q log2 q + nnz of ours (nnz without an offset)."""
+    shape = layer.geometry.weight_shape
+    return math.prod(shape) if dense else product_operations(shape, layer.nnz, layer.offset is not None)

@@ -66,6 +66,15 @@ def check_density(density: float) -> None:
         raise ValueError(f"density must be in (0, 1], not {density}; 0.01 keeps one weight in a hundred")
 
 
+def check_at_least_one(size: int, density: float, what: str = "weights") -> None:
+    """ValueError where a density of `size` weights is less than one of them.
+
+    `budget` would make it one weight, which nobody asks for on purpose.
+    """
+    if density * size < 0.5:
+        raise ValueError(f"density {density} of {size:,} {what} is less than one; at least {1 / size:.2g} keeps one")
+
+
 def budget(size: int, density: float) -> int:
     """K = max(1, floor(P N + 1/2))."""
     check_density(density)

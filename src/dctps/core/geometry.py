@@ -5,6 +5,7 @@ spatial axes nor a kernel. Everything below is written once for zero to three ax
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Iterator, Sequence
 
@@ -47,16 +48,23 @@ class Geometry:
     def axes(self) -> int:
         return len(self.kernel)
 
+    @property
+    def is_depthwise(self) -> bool:
+        """Whether each filter reads one channel, and each channel one filter."""
+        return self.group_channels == 1 and self.filters == self.groups
+
     def pack(self) -> list[int]:
-        """As a list of integers, which an operator of torch.library can take."""
+        """The geometry as a list of integers, which an operator of torch.library can take; not to be changed."""
+        return self._packed
+
+    @functools.cached_property
+    def _packed(self) -> list[int]:
         return [self.groups, *self.weight_shape, *self.stride, *self.padding, *self.dilation]
 
-    @classmethod
-    def unpack(cls, numbers: Sequence[int]) -> "Geometry":
-        groups, filters, channels, *rest = numbers
-        axes = len(rest) // 4
-        kernel, stride, padding, dilation = (tuple(rest[i * axes : (i + 1) * axes]) for i in range(4))
-        return cls((filters, channels, *kernel), stride, padding, dilation, groups)
+    @staticmethod
+    def unpack(numbers: Sequence[int]) -> "Geometry":
+        """The geometry that `pack` made these integers of; the same object for the same integers."""
+        return _unpacked(tuple(numbers))
 
     def output_size(self, spatial: Sequence[int]) -> tuple[int, ...]:
         """Spatial size of the output for an input of spatial size `spatial`."""
@@ -82,6 +90,14 @@ class Geometry:
         """The part of a padded tensor that is not padding."""
         inner = (slice(p, size - p) for p, size in zip(self.padding, x.shape[2:], strict=True))
         return x[(slice(None), slice(None), *inner)]
+
+
+@functools.lru_cache(maxsize=4096)
+def _unpacked(numbers: tuple[int, ...]) -> Geometry:
+    groups, filters, channels, *rest = numbers
+    axes = len(rest) // 4
+    kernel, stride, padding, dilation = (tuple(rest[i * axes : (i + 1) * axes]) for i in range(4))
+    return Geometry((filters, channels, *kernel), stride, padding, dilation, groups)
 
 
 def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:

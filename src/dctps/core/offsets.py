@@ -28,7 +28,7 @@ from torch import Tensor
 
 from dctps.base.registry import lookup
 from dctps.core.support import derive_seed, sample
-from dctps.core.transforms import TRANSFORMS
+from dctps.core.transforms import TRANSFORMS, Form, HasForm, Separable
 
 
 @runtime_checkable
@@ -130,10 +130,31 @@ class PatchOffset:
         words = np.random.PCG64(derive_seed(self.recipe.seed, f"signs/{self.shape}")).random_raw(count)
         return torch.from_numpy(1.0 - 2.0 * (words >> np.uint64(63)).astype(np.float64)).view(channels, -1)
 
+    @functools.cached_property
+    def name(self) -> str:
+        """The name of the recipe, which `TransformOffset.parse` reads."""
+        return self.recipe.name
+
+    @property
+    def terms(self) -> int:
+        """The number of terms of D as a sum of (channel factor) x (kernel position factor); 0 if it is no such sum."""
+        separable = isinstance(self.transform, Separable) and self.signs.shape[1] == 1
+        return self.transform.terms if separable else 0  # type: ignore[attr-defined]
+
     @property
     def separable(self) -> bool:
         """Whether D is a short sum of (channel factor) x (kernel position factor)."""
-        return self.signs.shape[1] == 1
+        return self.terms > 0
+
+    @functools.cached_property
+    def form(self) -> Form | None:
+        """The formula for D's entries that kernels may use; None if the transform has none, or signs per position."""
+        if not isinstance(self.transform, HasForm) or self.signs.shape[1] > 1:
+            return None
+        form = self.transform.form(self.rows, self.length)
+        k, p = _sample(len(self.rows)), _sample(len(self.slots))
+        self._check("form", k, p, torch.from_numpy(form.entries(self.slots[p].numpy())[k.numpy()]))
+        return form
 
     def apply(self, x: Tensor) -> Tensor:  # (..., n) -> (..., m)
         line = _spread(self._signed(x), self.slots, self.length)
@@ -154,12 +175,27 @@ class PatchOffset:
 
     def factors(self) -> tuple[Tensor, Tensor]:  # (R, m, channels), (R, m, taps), float64
         """D[k, (c, t)] = sum_r left[r, k, c] right[r, k, t], where the signs allow it."""
+        if not isinstance(self.transform, Separable):
+            raise ValueError(f"the transform {self.recipe.transform!r} has no addition theorem, so it has no factors")
         if not self.separable:
             raise ValueError(
                 "signs per position are not separable; use signs='channel' or 'none' for separable factors"
             )
         left, right = self.transform.split(self.rows, self.channel_slots, self.tap_slots, self.length)
+        k, p = _sample(len(self.rows)), _sample(len(self.slots))
+        taps = len(self.tap_slots)
+        self._check("split", k, p, (left[:, k][:, :, p // taps] * right[:, k][:, :, p % taps]).sum(0))
         return left * self.signs.T, right
+
+    def _check(self, method: str, k: Tensor, p: Tensor, found: Tensor) -> None:
+        """A method of the transform must agree with its `entries`, here at some rows k and patch entries p."""
+        expected = self.transform.entries(self.rows[k], self.slots[p], self.length)
+        tolerance = 1e-5 * float(expected.abs().max())  # float32 is enough; another transform differs in every digit
+        if not torch.allclose(found, expected.double(), rtol=0, atol=tolerance):
+            raise ValueError(
+                f"the transform {self.recipe.transform!r} contradicts itself: its method {method!r} gives other "
+                f"numbers than its method 'entries' for length {self.length}; mend {method!r}, or leave it out"
+            )
 
     def _signed(self, x: Tensor) -> Tensor:  # (..., n) -> (..., n)
         if self.recipe.signs == "none":
@@ -171,6 +207,11 @@ class PatchOffset:
 
     def __repr__(self) -> str:
         return f"PatchOffset({self.recipe.name}, {self.shape[0]} x {self.shape[1]})"
+
+
+def _sample(count: int) -> Tensor:
+    """Up to eight indices below `count`, spread evenly, the first and the last among them."""
+    return torch.from_numpy(np.unique(np.linspace(0, count - 1, min(count, 8)).round().astype(np.int64)))
 
 
 def _is_prefix(index: Tensor) -> bool:
@@ -221,7 +262,7 @@ def offset_name(offset: Offset | None) -> str | None:
     """What reports and files call an offset: a name that `TransformOffset.parse` reads, or a user's own class."""
     if offset is None:
         return None
-    return offset.recipe.name if isinstance(offset, PatchOffset) else type(offset).__name__
+    return offset.name if isinstance(offset, PatchOffset) else type(offset).__name__
 
 
 OFFSETS: dict[str, TransformOffset] = {

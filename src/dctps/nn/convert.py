@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from dctps.core.allocation import budget, check_density, draw_supports
+from dctps.core.allocation import budget, check_at_least_one, check_density, draw_supports
 from dctps.core.offsets import Offset, OffsetLike, resolve
 from dctps.core.support import Support, derive_seed
 from dctps.nn.alphas import AlphaLike, choose_alphas
@@ -177,9 +177,7 @@ def _hit(rule: str | type[nn.Module], model: nn.Module, layers: Mapping[str, nn.
 def _drawn(
     shapes: Mapping[str, tuple[int, ...]], density: float, allocation: str, seed: int, what: str
 ) -> dict[str, Support]:
-    total = sum(map(math.prod, shapes.values()))
-    if density * total < 0.5:  # `budget` would make it one; nobody asks for that on purpose
-        raise ValueError(f"density {density} of {total:,} {what} is less than one; at least {1 / total:.2g} keeps one")
+    check_at_least_one(sum(map(math.prod, shapes.values())), density, what)
     return draw_supports(shapes, density, allocation, seed)
 
 

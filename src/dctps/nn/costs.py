@@ -1,9 +1,8 @@
-"""Multiply-adds: what a network performs, what its dense twin would, and the paper's q log q + pmn.
+"""Multiply-adds: what a network performs, what its dense twin would, and the paper's q log q + nnz.
 
-The paper (section "Run Times and Theoretical Complexity") counts one product W x of a layer, q = max(m, n), as
-q log2 q + nnz; a convolution performs one for each output pixel. What this library performs depends on the way a
-layer takes (`offset_torch.py`, `kernels/plans.py`; for `backend="auto"` the one that sizes suggest, without a
-measurement); a fast transform of length q is counted as q log2 q.
+What this library performs depends on the route that a layer takes, and the route counts it (`ops/routes.py`). With
+`backend="auto"` it is the route that sizes suggest, without a measurement. A fast transform of length q is counted as
+q log2 q.
 """
 
 import dataclasses
@@ -13,11 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from dctps.core.offsets import PatchOffset
+from dctps.core.complexity import product_operations
 from dctps.nn.dps_layer import DpsLayer
 from dctps.nn.prunable import LAYERS, left_dense
-from dctps.ops import autotune, offset_torch
-from dctps.ops.native import plans, products
+from dctps.ops import autotune
 
 COUNTED: tuple[type[nn.Module], ...] = (DpsLayer, *LAYERS)
 
@@ -99,11 +97,12 @@ def _run(model: nn.Module, example: Example) -> None:
 
 def _counter(name: str, rows: dict[str, LayerOps]) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
     def count(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        m, *patch = module.geometry.weight_shape if isinstance(module, DpsLayer) else _weight_shape(module)
-        outputs = output.numel() // m
-        dense = performed = paper = outputs * m * math.prod(patch)
+        shape = module.geometry.weight_shape if isinstance(module, DpsLayer) else _weight_shape(module)
+        outputs = output.numel() // shape[0]
+        dense = performed = paper = outputs * math.prod(shape)
         if isinstance(module, DpsLayer):
-            performed, paper = _sparse_ops(module, inputs[0], outputs)
+            performed = module.multiply_adds(inputs[0])
+            paper = outputs * product_operations(shape, module.nnz, module.offset is not None)
         before = rows.get(name, LayerOps(name, 0, 0, 0))
         rows[name] = LayerOps(name, before.dense + dense, before.performed + performed, before.paper + paper)
 
@@ -112,40 +111,3 @@ def _counter(name: str, rows: dict[str, LayerOps]) -> Callable[[nn.Module, tuple
 
 def _weight_shape(module: nn.Module) -> tuple[int, ...]:
     return tuple(module.weight.shape)  # type: ignore[arg-type]  # may be computed, as by weight norm
-
-
-def _sparse_ops(layer: DpsLayer, x: Tensor, outputs: int) -> tuple[int, int]:
-    m, *patch = layer.geometry.weight_shape
-    size, q = m * math.prod(patch), max(m, math.prod(patch))
-    has_offset = layer.offset is not None
-    paper = outputs * (layer.nnz + (round(q * math.log2(q)) if has_offset else 0))
-    backend = layer.chosen_backend(x)
-    if backend == "dense":
-        return outputs * size, paper
-    count = _native_ops if backend == "native" else _offset_ops
-    return outputs * layer.nnz + (count(layer, x, outputs) if has_offset else 0), paper
-
-
-def _native_ops(layer: DpsLayer, x: Tensor, outputs: int) -> int:
-    geometry, offset = layer.geometry, layer.offset
-    if not isinstance(offset, PatchOffset) or products.is_direct(offset, geometry):
-        return outputs * math.prod(geometry.weight_shape)
-    if not plans.has_plan(offset, geometry):
-        return _offset_ops(layer, x, outputs)
-    depthwise = offset.transform.terms * geometry.filters * geometry.taps if geometry.taps > 1 else 0
-    return x.numel() // geometry.channels * plans.operations(offset) + outputs * depthwise
-
-
-def _offset_ops(layer: DpsLayer, x: Tensor, outputs: int) -> int:
-    geometry, offset = layer.geometry, layer.offset
-    assert offset is not None
-    way = offset_torch.way(offset, geometry)
-    if way == "separable":
-        assert isinstance(offset, PatchOffset)
-        own = offset_torch.factors(offset, geometry.groups, torch.float32, torch.device("cpu"))
-        pixels = x.numel() // geometry.channels
-        return pixels * sum(w.numel() for w in own.pointwise) + outputs * own.depthwise.numel()
-    if way == "direct":
-        return outputs * math.prod(geometry.weight_shape)
-    length = offset.length if isinstance(offset, PatchOffset) else max(offset.shape)
-    return outputs * geometry.groups * round(length * math.log2(length))

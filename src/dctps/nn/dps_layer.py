@@ -16,8 +16,10 @@ from dctps.core.allocation import budget
 from dctps.core.geometry import Geometry
 from dctps.core.offsets import Offset, OffsetLike, offset_name, resolve
 from dctps.core.support import Support
-from dctps.ops import autotune, functional
+from dctps.ops import autotune, functional, routes
 from dctps.ops.functional import AUTO
+from dctps.ops.route import Route, forward_layout
+from dctps.ops.weight import dense_weight
 
 
 class DpsLayer(nn.Module):
@@ -95,7 +97,7 @@ class DpsLayer(nn.Module):
 
     def dense_weight(self) -> Tensor:
         """alpha D + S, of the shape of the torch layer's weight; differentiable in values and alpha."""
-        return functional.dense_weight(self.values, self.positions, self.alpha, self.offset, self.geometry.weight_shape)
+        return dense_weight(self.values, self.positions, self.alpha, self.offset, self.geometry.weight_shape)
 
     @property
     def weight(self) -> Tensor:
@@ -106,8 +108,22 @@ class DpsLayer(nn.Module):
         """The backend that serves this input: what `auto` stands for."""
         return self.backend if self.backend != AUTO else autotune.choose(x, self.nnz, self.offset, self.geometry)
 
-    def _multiply(self, x: Tensor, geometry: Geometry) -> Tensor:
-        args = x, self.values, self.positions, self.alpha, self.bias, self.offset, geometry
+    def route(self, x: Tensor) -> Route:
+        """How this layer computes on the input x: the route of `dctps.ops.routes`."""
+        batch = self._as_batch(x)
+        layout = forward_layout(batch, self.geometry)
+        return routes.choose(self.offset, self.geometry, layout, self.chosen_backend(batch), self.nnz)
+
+    def multiply_adds(self, x: Tensor) -> int:
+        """The multiply-adds that this layer performs on the input x."""
+        return self.route(x).multiply_adds(self._as_batch(x), self.nnz)
+
+    def _as_batch(self, x: Tensor) -> Tensor:
+        """The input as (batch, channels, *spatial), padded where the product does not pad by itself."""
+        raise NotImplementedError
+
+    def _multiply(self, x: Tensor) -> Tensor:  # x as `_as_batch` gives it
+        args = x, self.values, self.positions, self.alpha, self.bias, self.offset, self.geometry
         y = functional.multiply(*args, self.chosen_backend(x))
         return y if self.observer is None else self.observer(x, y)
 

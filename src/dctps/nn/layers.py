@@ -58,10 +58,12 @@ class DpsLinear(DpsLayer):
         )
 
     def forward(self, x: Tensor) -> Tensor:  # (..., in_features) -> (..., out_features)
+        return self._multiply(self._as_batch(x)).view(*x.shape[:-1], self.out_features)
+
+    def _as_batch(self, x: Tensor) -> Tensor:  # (..., in_features) -> (rows, in_features)
         if x.shape[-1:] != (self.in_features,):
             raise ValueError(f"expected an input (..., {self.in_features}), not {tuple(x.shape)}")
-        y = self._multiply(x.reshape(-1, self.in_features), self.geometry)
-        return y.view(*x.shape[:-1], self.out_features)
+        return x.reshape(-1, self.in_features)
 
     def _arguments(self) -> str:
         return f"{self.in_features} -> {self.out_features}"
@@ -162,6 +164,10 @@ class DpsConv(DpsLayer):
         return tuple(left) if self.padding_mode == "zeros" and left == right else (0,) * self.axes
 
     def forward(self, x: Tensor) -> Tensor:  # (batch, in_channels, *spatial) or without the batch axis
+        y = self._multiply(self._as_batch(x))
+        return y if x.dim() == self.axes + 2 else y[0]
+
+    def _as_batch(self, x: Tensor) -> Tensor:  # ([batch,] in_channels, *spatial) -> (batch, in_channels, *padded)
         if x.dim() not in (self.axes + 1, self.axes + 2) or x.shape[-self.axes - 1] != self.in_channels:
             raise ValueError(
                 f"expected an input ([batch,] {self.in_channels}, *{self.axes} axes), not {tuple(x.shape)}"
@@ -171,8 +177,7 @@ class DpsConv(DpsLayer):
         if any(sides) and not any(self.geometry.padding):
             mode = "constant" if self.padding_mode == "zeros" else self.padding_mode
             batch = F.pad(batch, sides, mode=mode)
-        y = self._multiply(batch, self.geometry)
-        return y if x.dim() == self.axes + 2 else y[0]
+        return batch
 
     def _arguments(self) -> str:
         defaults = {"stride": (1,) * self.axes, "padding": (0,) * self.axes, "dilation": (1,) * self.axes, "groups": 1}

@@ -31,6 +31,7 @@ from dctps.base.machine import cpu
 from dctps.core.geometry import Geometry
 from dctps.core.offsets import Offset, PatchOffset
 from dctps.ops import functional, native
+from dctps.ops.weight import offset_by_name, transformed
 
 FEW = 16  # images that are measured first
 MANY = 128  # images that are measured at most
@@ -102,7 +103,7 @@ WELL_FILLED = 0.1  # density
 
 
 def _can_measure(x: Tensor, offset: Offset | None, geometry: Geometry) -> bool:
-    if torch.compiler.is_compiling() or isinstance(x, FakeTensor) or functional.transformed():
+    if torch.compiler.is_compiling() or isinstance(x, FakeTensor) or transformed():
         return False
     if _get_current_dispatch_mode() is not None:  # as one that counts operations, which would count ours
         return False
@@ -119,7 +120,7 @@ def _case(x: Tensor, nnz: int, offset: Offset | None, geometry: Geometry) -> Cas
     return Case(
         geometry,
         size=support_size(nnz),
-        offset=offset.recipe.name if isinstance(offset, PatchOffset) else "",
+        offset=offset.name if isinstance(offset, PatchOffset) else "",
         shape=(_part(len(x), geometry), *x.shape[2:]),
         channels_last=is_channels_last(x),
         dtype=torch.get_autocast_dtype("cpu") if autocast else x.dtype,
@@ -231,7 +232,7 @@ def _trial(case: Case, backend: str) -> Callable[[], None]:
     nnz = min(size, round(2 ** (case.size / 2)))
     positions = torch.randperm(size, generator=generator)[:nnz].sort().values.to(torch.int32)
     values = draw(nnz).requires_grad_(case.gradients)
-    offset = functional.named_offset(case.offset, g.weight_shape)
+    offset = offset_by_name(case.offset, g.weight_shape)
     alpha = None if offset is None else torch.ones((), dtype=case.dtype, requires_grad=case.gradients)
     wanted = [t for t in (x, values, alpha) if t is not None and t.requires_grad]
 

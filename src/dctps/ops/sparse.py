@@ -66,7 +66,7 @@ def _channels_first(x: Tensor) -> Tensor:  # (batch, channels, ...) -> (channels
     return x.transpose(0, 1).contiguous()
 
 
-# --- the plan: S kernel position by kernel position -----------------------------------------------------------------
+# --- S, kernel position by kernel position -------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,11 +104,11 @@ class Tap:
 def _windows(positions: Tensor, geometry: Geometry, output: Sequence[int]) -> Iterator[tuple[Tap, tuple[slice, ...]]]:
     """The non-empty taps, each with the window of the padded input that it sees."""
     windows = list(geometry.windows(output))
-    for tap in plan(positions, geometry):
+    for tap in taps_of(positions, geometry):
         yield tap, (slice(None), slice(None), *windows[tap.index])
 
 
-def _build_plan(positions: Tensor, geometry: Geometry) -> list[Tap]:
+def _make_taps(positions: Tensor, geometry: Geometry) -> list[Tap]:
     flat, patch = positions.long(), geometry.group_channels * geometry.taps
     filters, inner = flat // patch, flat % patch
     group = filters // (geometry.filters // geometry.groups)
@@ -130,27 +130,29 @@ def _tap(index: int, entries: Tensor, filters: Tensor, channels: Tensor) -> Tap:
     return Tap(index, used_filters, used_channels, Pattern.of(rows, cols, shape), entries, transposed, entries[order])
 
 
-_plans = WeakIdKeyDictionary()  # positions -> {kind: (the layer and the positions that a plan was made for, plan)}
+_derived = (
+    WeakIdKeyDictionary()
+)  # positions -> {kind: (the geometry and positions that it was made for, what was made)}
 
 
-def planned(positions: Tensor, geometry: Geometry, kind: str, make: Callable[[Tensor], T]) -> T:
+def derived(positions: Tensor, geometry: Geometry, kind: str, make: Callable[[Tensor], T]) -> T:
     """What `make(positions)` gave, kept for as long as the tensor of positions lives.
 
-    A plan is used only if the positions are still the same numbers, so loading or rewiring a layer in place can never
-    meet a stale one; a layer that is moved or copied has another tensor.
+    It is used only if the positions are still the same numbers, so loading or rewiring a layer in place can never meet
+    a stale one; a layer that is moved or copied has another tensor.
     """
-    kinds = _plans.setdefault(positions, {})
-    known_geometry, known_positions, plan = kinds.get(kind, (None, None, None))
+    kinds = _derived.setdefault(positions, {})
+    known_geometry, known_positions, made = kinds.get(kind, (None, None, None))
     if known_geometry != geometry or not torch.equal(known_positions, positions):
-        plan = make(positions)
-        kinds[kind] = geometry, positions.clone(), plan
-    result: T = plan
+        made = make(positions)
+        kinds[kind] = geometry, positions.clone(), made
+    result: T = made
     return result
 
 
-def plan(positions: Tensor, geometry: Geometry) -> list[Tap]:
-    """The taps of S."""
-    return planned(positions, geometry, "taps", lambda places: _build_plan(places, geometry))
+def taps_of(positions: Tensor, geometry: Geometry) -> list[Tap]:
+    """The parts S_t of S, kernel position by kernel position."""
+    return derived(positions, geometry, "taps", lambda places: _make_taps(places, geometry))
 
 
 # --- the two products, each in two ways -----------------------------------------------------------------------------

@@ -15,6 +15,7 @@ import torch
 
 from dctps import models
 from dctps.core.allocation import allocate, budget
+from dctps.core.complexity import transform_operations
 from dctps.data import DATASETS
 from dctps.experiments.paper import METHODS
 from dctps.nn.costs import count_ops
@@ -39,7 +40,7 @@ class LayerShape:
     def transform(self) -> int:
         """Multiply-adds of the offset in one product, q log2 q."""
         q = max(self.shape[0], self.size // self.shape[0])
-        return round(q * math.log2(q))
+        return transform_operations(q)
 
 
 @dataclasses.dataclass(frozen=True)

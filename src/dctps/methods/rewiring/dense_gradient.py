@@ -22,7 +22,7 @@ from dctps.core.geometry import Geometry
 from dctps.methods.rewiring.growth import Largest
 from dctps.methods.rewiring.process_group import Peers
 from dctps.nn.dps_layer import DpsLayer
-from dctps.ops.functional import transformed
+from dctps.ops.weight import transformed
 
 # What is made in one go: entries of a dense gradient (or a 64th of them all), and from how many of x and g. Torch's
 # convolutions want several times that for themselves; larger pieces are hardly faster.

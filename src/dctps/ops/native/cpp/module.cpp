@@ -98,6 +98,7 @@ static void bind(nb::module_& m, const char* name) {
              self.fourier(length, indices(place), floats(signs), indices(frequency), floats(real), floats(imaginary));
            })
       .def_prop_ro("nbytes", &Own::bytes)
+      .def_prop_ro("multiply_adds", &Own::multiply_adds)
       .def("hadamard", [](Own& self, long length, const Floats& signs, const Indices& row, double scale) {
         self.hadamard(length, floats(signs), indices(row), scale);
       });

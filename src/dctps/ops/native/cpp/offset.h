@@ -5,6 +5,7 @@
 #include <cmath>
 #include <optional>
 #include <stdexcept>
+#include <utility>
 #include <vector>
 
 #include "plan.h"
@@ -65,6 +66,21 @@ struct OwnedOffset {
     plan.kind = Kind::product;
   }
 
+  // Multiply-adds per pixel that the pointwise stage reads, and per output of what follows it, without S. A transform of
+  // length n counts n log2 n.
+  std::pair<long, long> multiply_adds() const {
+    const long depthwise = taps > 1 ? filters * terms * taps : 0;
+    if (plan.kind == Kind::fourier) return {transform_operations(whole_length), depthwise};
+    if (plan.kind == Kind::hadamard) return {transform_operations(plan.length), depthwise};
+    long first = 0, second = 0;
+    for (int i = 0; i < plan.parts; i++) {
+      first += plan.thin ? plan.part[i].rank * plan.part[i].inputs : 0;
+      second += filters * plan.part[i].rank;
+    }
+    if (plan.gathers) return {first, filters * taps * plan.rank};
+    return {first + second, depthwise};
+  }
+
   long bytes() const {
     size_t total = (weights.size()) * sizeof(T);
     for (const auto& table : numbers) total += table.size() * sizeof(T);
@@ -80,6 +96,7 @@ struct OwnedOffset {
     if (signs.size() != place.size() || real.size() != frequency.size() || imaginary.size() != frequency.size())
       throw std::invalid_argument("tables of a Fourier stage do not fit together");
     check(place, length), check(frequency, length);
+    whole_length = length;
     const long step = length % 2 ? 1 : 2, rows = length / step;  // an odd length travels without imaginary parts
     stages(rows);
     std::vector<int32_t> at, left_at;
@@ -107,9 +124,12 @@ struct OwnedOffset {
   }
 
  private:
+  long whole_length = 0;  // of the Fourier transform, before even and odd places are paired
   std::vector<Matrix<T>> gathered;
   std::vector<std::vector<T>> numbers;
   std::vector<std::vector<int32_t>> indices;
+
+  static long transform_operations(long length) { return std::lround(double(length) * std::log2(double(length))); }
 
   // gather[k, (t, j)] = second[k, j] weights[k, r, t] for j among the ranks of term r
   void gather(const std::vector<Table>& second, const std::vector<int32_t>& tap_phase, long phases) {
