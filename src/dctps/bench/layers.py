@@ -93,6 +93,7 @@ class LayerRow:
     input_shape: str
     nnz: int
     contender: str
+    route: str  # how our layer computes, by the name in dctps.ops.routes; empty for torch's own layer
     chosen: bool  # whether `auto` takes it
     median_ms: float
     min_ms: float
@@ -163,6 +164,7 @@ def _measure_case(asked: Layers, case: Case, tick: Callable[[], object]) -> list
             input_shape="x".join(map(str, case.shape)),
             nnz=case.layer.nnz,
             contender=name,
+            route=_route_name(ways[name], x),
             chosen=name == chosen,
             median_ms=own.median,
             min_ms=own.least,
@@ -171,6 +173,10 @@ def _measure_case(asked: Layers, case: Case, tick: Callable[[], object]) -> list
         )
         for name, own in times.items()
     ]
+
+
+def _route_name(layer: nn.Module, x: Tensor) -> str:
+    return layer.route(x).name if isinstance(layer, DpsLayer) else ""
 
 
 def _choice(layer: DpsLayer, x: Tensor, gradients: bool) -> str:

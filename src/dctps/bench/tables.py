@@ -15,7 +15,7 @@ def layer_table(rows: Sequence[LayerRow]) -> Table:
     """One line per case: torch's layer, our ways, which of them `auto` takes, and the bytes of the weights."""
     ways = list(dict.fromkeys(row.contender for row in rows))  # every case has a row for each
     cases = [rows[start : start + len(ways)] for start in range(0, len(rows), len(ways))]
-    right = ["nnz", *(way.replace("/", "\n") for way in ways), "auto", "its ms", "ratio", "bytes dense / ours"]
+    right = ["nnz", *(way.replace("/", "\n") for way in ways), "auto", "route", "its ms", "ratio", "bytes dense / ours"]
     table = _table(["layer", "weight", "input"], right)
     first = rows[0]
     table.title = (
@@ -31,6 +31,7 @@ def layer_table(rows: Sequence[LayerRow]) -> Table:
             f"{first.nnz:,}",
             *(milliseconds(row.median_ms) for row in case),
             chosen.contender.removeprefix("ours/"),
+            chosen.route,
             milliseconds(chosen.median_ms),
             ratio(chosen.ratio_to_dense),
             f"{size(first.memory_bytes)} / {size(chosen.memory_bytes)}",
@@ -47,7 +48,7 @@ def _totals(cases: Sequence[Sequence[LayerRow]]) -> list[str]:
     ours = sum(row.count * row.median_ms for row in chosen)
     held = [sum(row.count * row.memory_bytes for row in own) for own in ([case[0] for case in cases], chosen)]
     calls, weights = sum(row.count for row in chosen), sum(row.count * row.nnz for row in chosen)
-    times = [*map(milliseconds, sums), "", milliseconds(ours)]
+    times = [*map(milliseconds, sums), "", "", milliseconds(ours)]
     return [f"all {calls}", "", "", f"{weights:,}", *times, ratio(sums[0] / ours), " / ".join(map(size, held))]
 
 
