@@ -1,22 +1,18 @@
 """Measurements as figures, in colours that colour-blind people can tell apart (Okabe & Ito), by matplotlib."""
 
-import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from dctps.analysis.figures.layout import WHY_NOT, available
+from dctps.analysis.looks import BLUE, GREEN, GREY, RED
 from dctps.base.words import percent
 from dctps.bench.networks import NONE
 from dctps.bench.scaling import ScalingRow
 from dctps.bench.steps import StepRow
 
-BLACK, BLUE, RED, GREEN, GREY = "black", "#0072b2", "#d55e00", "#009e73", "#767676"
-WHY_NOT = "no figure: it needs matplotlib, pip install 'dctps[figures]'"
-
-
-def available() -> bool:
-    return importlib.util.find_spec("matplotlib") is not None
-
+__all__ = ["WHY_NOT", "available", "scaling_figure", "step_figure"]
+BLACK = "black"
 
 # --- steps ----------------------------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from dctps.base import user_code
 from dctps.core.allocation import check_density
 from dctps.core.offsets import OFFSETS, TransformOffset
 from dctps.models import MODELS
+from dctps.nn.diagnose import check_input
 
 NONE = "none"  # the name of no offset
 
@@ -44,7 +45,7 @@ def build(name: str, input_shape: tuple[int, ...], classes: int, seed: int = 0) 
     torch.manual_seed(seed)
     model = _own(name) if ":" in name else models.build(name, classes, in_channels=input_shape[0])
     _check_fit(name, model, input_shape, classes)
-    return model.train()
+    return model
 
 
 def _own(name: str) -> nn.Module:
@@ -54,15 +55,10 @@ def _own(name: str) -> nn.Module:
     return made
 
 
-@torch.no_grad()
 def _check_fit(name: str, model: nn.Module, input_shape: tuple[int, ...], classes: int) -> None:
-    """Whether the network takes the images and knows the classes: one forward pass in eval mode."""
-    shape = " x ".join(map(str, input_shape))
-    try:
-        y = model.eval()(torch.zeros(2, *input_shape))
-    except RuntimeError as error:
-        reason = str(error).splitlines()[0]
-        raise ValueError(f"{name} does not take inputs of {shape} ({reason}); see --input-shape") from error
+    """Raise ValueError unless the network takes the images and knows the classes."""
+    said = f"{name} does not take inputs of {' x '.join(map(str, input_shape))}"
+    y = check_input(model, torch.zeros(2, *input_shape), lambda reason: f"{said} ({reason}); see --input-shape")
     if not isinstance(y, Tensor) or y.dim() != 2 or y.shape[1] < classes:
         given = tuple(y.shape) if isinstance(y, Tensor) else type(y).__name__
         raise ValueError(f"{name} gives {given} for two inputs, not (2, {classes}); see --classes")

@@ -10,10 +10,11 @@ from typing import Annotated, Any
 import torch
 import tyro
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import Progress, TaskID
 from rich.table import Table
 
 from dctps.base.machine import flushed_denormals, keep_memory
+from dctps.base.progress import counting_bar
 from dctps.base.registry import lookup
 from dctps.bench import figures, layers, names, scaling, sparseprop, steps, tables
 from dctps.bench.networks import NONE
@@ -150,8 +151,7 @@ Measure = Callable[[Callable[[], object]], Iterator[list[Any]]]
 def _collect(console: Console, sheet: Sheet, rounds: int, measure: Measure) -> list[Any]:
     """All rows; each group of them is in the file before the next one is measured."""
     rows: list[Any] = []
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
+    with counting_bar(console=console, transient=True) as progress:
         task = progress.add_task("measuring", total=rounds)
         try:
             for group in measure(lambda: progress.advance(task)):

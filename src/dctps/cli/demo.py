@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from dctps.base.progress import counting_bar
 from dctps.base.words import percent
 from dctps.train.loop import fit
 from dctps.train.settings import Runtime, Settings
@@ -65,14 +65,8 @@ def _settings(method: str, density: float, epochs: int, seed: int) -> Settings:
 
 def _train_all(epochs: int, seed: int, runs: Path, console: Console) -> list[Row]:
     trainings = [("dense", 1.0), *((method, density) for method in METHODS for density in DENSITIES)]
-    columns = (
-        TextColumn("{task.description:<14}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[note]}"),
-    )
     rows = []
-    with Progress(*columns, TimeRemainingColumn(), console=console) as progress:
+    with counting_bar("{task.fields[note]}", description="{task.description:<14}", console=console) as progress:
         for method, density in trainings:
             label = method if method == "dense" else f"{method} {percent(density)}"
             task = progress.add_task(label, total=epochs, note="")

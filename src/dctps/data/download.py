@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
+from rich.progress import DownloadColumn, Progress, TaskID, TransferSpeedColumn
 
+from dctps.base.progress import progress_bar
 from dctps.data import DATASETS
 from dctps.data.dataset import DataError, Remote
 from dctps.data.sources import data_root, needed
@@ -107,6 +107,5 @@ class _Resuming:
 
 @contextlib.contextmanager
 def _progress(name: str) -> Iterator[tuple[Progress, TaskID]]:
-    columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()
-    with Progress(*columns, console=Console(stderr=True)) as progress:
+    with progress_bar(DownloadColumn(), TransferSpeedColumn()) as progress:
         yield progress, progress.add_task(name, total=None)

@@ -19,6 +19,7 @@ from safetensors.torch import save as serialize
 from torch import Tensor
 
 from dctps.base.files import write_atomically
+from dctps.base.progress import progress_bar
 from dctps.data.archives import Source
 from dctps.data.dataset import DataError
 from dctps.data.sources import needed

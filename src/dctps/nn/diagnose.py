@@ -1,9 +1,25 @@
-"""Where a network goes wrong: the first layer whose numbers are not finite."""
+"""Where a network goes wrong: inputs that it does not take, and the first layer whose numbers are not finite."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+
+@torch.no_grad()
+def check_input(model: nn.Module, x: Tensor, message: Callable[[str], str]) -> Any:
+    """The output of one forward pass without gradients, in eval mode; afterwards the network is in training mode.
+
+    Where the network does not take x, a ValueError says `message(reason)`, with the first line of torch's own error.
+    """
+    model.eval()
+    try:
+        return model(x)
+    except RuntimeError as error:
+        raise ValueError(message(str(error).splitlines()[0])) from error
+    finally:
+        model.train()
 
 
 def first_bad_layer(model: nn.Module, x: Tensor | None) -> str:

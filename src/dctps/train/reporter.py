@@ -4,8 +4,9 @@ import sys
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import Progress, TaskID
 
+from dctps.base.progress import counting_bar
 from dctps.base.words import duration
 
 
@@ -25,8 +26,7 @@ class Reporter:
         """`epochs` of `steps` steps each, `done` steps of them in earlier sittings."""
         self.epochs = epochs
         if self.live:
-            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-            self.bar = Progress(*columns, console=self.console)
+            self.bar = counting_bar(console=self.console)
             self.bar.start()
             self.task = self.bar.add_task("", total=epochs * steps, completed=done)
 

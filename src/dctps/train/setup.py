@@ -18,6 +18,7 @@ from dctps.methods.lottery import schedule, survivors
 from dctps.methods.pruning.prune import METHODS, prune
 from dctps.methods.subspace.subspace import project
 from dctps.nn.convert import sparsify, sparsify_norms
+from dctps.nn.diagnose import check_input
 from dctps.nn.prunable import prunable
 from dctps.nn.report import Asked, remember
 from dctps.train.processes import Processes
@@ -116,7 +117,7 @@ def build(settings: Settings, dataset: data.Dataset, device: torch.device) -> nn
             raise ValueError(f"{settings.model} returned a {type(model).__name__}, not an nn.Module")
     else:
         model = _named(settings.model, dataset.classes, channels, options)
-    _check_fit(model, settings, dataset)
+    _check_images(model, settings, dataset)
     return model.to(device)
 
 
@@ -182,18 +183,11 @@ def _size(model: nn.Module) -> int:
     return sum(layer.get_parameter("weight").numel() for layer in prunable(model).values())
 
 
-@torch.no_grad()
-def _check_fit(model: nn.Module, settings: Settings, dataset: data.Dataset) -> None:
-    """Whether the network takes the images: one forward pass of one of them, in eval mode."""
-    model.eval()
-    try:
-        model(dataset.train_images[:1].float())
-    except RuntimeError as error:
-        shape = " x ".join(map(str, dataset.train_images.shape[1:]))
-        reason = str(error).splitlines()[0]
-        raise ValueError(f"{settings.model} does not take the {shape} images of {settings.data}: {reason}") from error
-    finally:
-        model.train()
+def _check_images(model: nn.Module, settings: Settings, dataset: data.Dataset) -> None:
+    """Raise ValueError unless the network takes the images of the data set."""
+    shape = " x ".join(map(str, dataset.train_images.shape[1:]))
+    said = f"{settings.model} does not take the {shape} images of {settings.data}"
+    check_input(model, dataset.train_images[:1].float(), lambda reason: f"{said}: {reason}")
 
 
 # --- who chooses the support ----------------------------------------------------------------------------------------

@@ -19,12 +19,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
 
+from dctps.base.progress import counting_bar
 from dctps.base.registry import lookup
 from dctps.base.words import listed
-from dctps.core.allocation import budget, check_density
+from dctps.core.allocation import budget, check_at_least_one, check_density
 from dctps.core.ranking import Scores, largest
 from dctps.core.support import Int64, Support, derive_seed, sample
 from dctps.methods.pruning import scores
@@ -241,8 +241,7 @@ def schedule_counts(size: int, density: float, steps: int, schedule: str = "expo
     """
     fraction = lookup(SCHEDULES, schedule, "schedule")
     check_density(density)
-    if density * size < 0.5:  # `budget` would make it one weight; nobody asks for that on purpose
-        raise ValueError(f"density {density} of {size:,} weights is less than one; at least {1 / size:.2g} keeps one")
+    check_at_least_one(size, density)
     asked = budget(size, density)
     return [max(asked, math.floor(size * fraction(density, t / steps))) for t in range(1, steps)] + [asked]
 
@@ -308,9 +307,8 @@ def _apart(weights: Sequence[Tensor], seed: int) -> Iterator[None]:
 @contextlib.contextmanager
 def _bar(text: str, steps: int, wanted: bool) -> Iterator[Callable[[], None]]:
     console = Console(stderr=True)
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     hidden = not (wanted and console.is_terminal)
-    with Progress(*columns, console=console, transient=True, disable=hidden) as bar:
+    with counting_bar(console=console, transient=True, disable=hidden) as bar:
         task = bar.add_task(text, total=steps)
         yield lambda: bar.advance(task)
 
