@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from dctps.base.machine import flushed_denormals
 from dctps.base.provenance import provenance
 from dctps.base.registry import lookup
-from dctps.data import Dataset
+from dctps.data import DATASETS, Dataset
 from dctps.experiments.cells import TRAIN, Cell, prefix
 from dctps.methods.pruning.prune import METHODS, CollapseError
 from dctps.nn.jacobian import singular_values
@@ -137,17 +137,15 @@ TASKS: dict[str, Callable[[Settings, Runtime, Run, OnEpoch], None]] = {
 
 # --- data that is not looked at -------------------------------------------------------------------------------------
 
-SHAPES = {"cifar10": (3, 32, 10), "cifar100": (3, 32, 100), "tiny_imagenet": (3, 64, 200)}  # channels, side, classes
-
 
 def _needs_images(settings: Settings) -> bool:
     looks = settings.method in METHODS and METHODS[settings.method].needs_data
-    return looks or settings.method not in (None, *METHODS) or settings.data not in SHAPES
+    return looks or settings.method not in (None, *METHODS) or settings.data not in DATASETS
 
 
 def stand_in(settings: Settings) -> Dataset:
     """Black images in the shape of a data set, for what needs no more than the shape."""
-    channels, side, classes = SHAPES[settings.data]
-    images, labels = torch.zeros(20, channels, side, side, dtype=torch.uint8), torch.zeros(20, dtype=torch.int64)
-    numbers = (0.5,) * channels
-    return Dataset(settings.data, images, labels, images, labels, classes, numbers, numbers)
+    info = DATASETS[settings.data]
+    images, labels = torch.zeros(20, *info.image_shape, dtype=torch.uint8), torch.zeros(20, dtype=torch.int64)
+    numbers = (0.5,) * info.channels
+    return Dataset(settings.data, images, labels, images, labels, info.classes, numbers, numbers)
