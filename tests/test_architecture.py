@@ -90,6 +90,22 @@ def test_models_and_data_know_nothing_of_sparsity():
             assert {package(n) for n in imported(path)} <= {package(name), "base"}, path
 
 
+def reachable(name: str) -> set[str]:
+    """Modules that a module imports, or that these import, and so on."""
+    found, todo = set(), [name]
+    while todo:
+        new = imported(MODULES[todo.pop()]) - found
+        found |= new
+        todo += new
+    return found
+
+
+def test_figures_and_pages_import_no_trainer():
+    for name in MODULES:
+        if package(name) == "analysis":
+            assert not {"train.loop", "experiments.tasks"} & reachable(name), name
+
+
 def test_the_mathematics_knows_no_module_of_torch():
     for name, path in MODULES.items():
         if package(name) == "core":
