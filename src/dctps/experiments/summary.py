@@ -1,18 +1,77 @@
-"""Means over seeds: the points of a figure's lines, with what is missing from them.
+"""Means over seeds: the points of a figure's lines, and what is missing from them.
 
-The deviation is that of a sample, with n - 1, as seeds are a few out of many; with one seed there is none. Runs whose
-method collapsed have no network of that density: where all collapsed the accuracy is that of guessing, where some did
-the mean is over the others (paper: appendix A.1, footnote, and appendix D.1).
+The deviation is that of a sample, with n - 1, as seeds are a few out of many; one seed has no deviation. A run whose
+method collapsed has no network of its density. Where all seeds collapsed, the accuracy is that of guessing; where some
+did, the mean is over the others (paper: appendix A.1, footnote, and appendix D.1).
 """
 
 import dataclasses
 import statistics
 from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar
 
 from dctps.core.allocation import budget
 from dctps.data import DATASETS
 from dctps.experiments.sheet import Training
 from dctps.experiments.status import COLLAPSED, DONE
+
+Key = TypeVar("Key", bound=Any)
+
+
+# --- numbers --------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class SeedMean:
+    """The mean of one number over seeds."""
+
+    mean: float | None  # None: no seed has the number
+    deviation: float | None  # of the sample; None with fewer than two seeds
+    n: int
+
+
+def over_seeds(numbers: Iterable[float | None]) -> SeedMean:
+    """Return mean and deviation of the numbers of all seeds; None stands for a seed that has no number.
+
+    >>> over_seeds([1, 3, None])
+    SeedMean(mean=2.0, deviation=1.4142135623730951, n=2)
+    """
+    known = [number for number in numbers if number is not None]
+    mean = statistics.fmean(known) if known else None
+    return SeedMean(mean, statistics.stdev(known) if len(known) > 1 else None, len(known))
+
+
+def means_by_key(pairs: Iterable[tuple[Key, float]]) -> dict[Key, float]:
+    """Return the mean of the numbers that have the same key, for each key in ascending order.
+
+    >>> means_by_key([(2, 5.0), (1, 1.0), (1, 3.0)])
+    {1: 2.0, 2: 5.0}
+    """
+    groups: dict[Key, list[float]] = {}
+    for key, number in pairs:
+        groups.setdefault(key, []).append(number)
+    return {key: statistics.fmean(groups[key]) for key in sorted(groups)}
+
+
+def mean_curves(numbers: Iterable[tuple[float, int, float]]) -> dict[float, list[float]]:
+    """Return the mean curve of each density, from the highest down, from densities, indices and numbers of all seeds.
+
+    >>> mean_curves([(0.1, 1, 4.0), (0.1, 2, 7.0), (0.1, 1, 6.0), (0.5, 1, 9.0)])
+    {0.5: [9.0], 0.1: [5.0, 7.0]}
+    """
+    curves: dict[float, list[float]] = {}
+    means = means_by_key(((-density, index), number) for density, index, number in numbers)
+    for (negative, _), mean in means.items():
+        curves.setdefault(-negative, []).append(mean)
+    return curves
+
+
+def chance(data: str) -> float | None:
+    """Return the accuracy of guessing, or None if the data set is not in `dctps.data.DATASETS`."""
+    return 1 / DATASETS[data].classes if data in DATASETS else None
+
+
+# --- points of a figure ---------------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,8 +81,8 @@ class Point:
     panel: str
     line: str
     density: float | None  # None: the dense network
-    weights: int | None  # that train, on average; None: not known
-    mean: float | None  # None: nothing to take a mean of
+    weights: int | None  # mean number of trainable weights; None: not known
+    mean: float | None  # None: no seed has an accuracy
     std: float | None  # of the sample; None with fewer than two seeds
     n: int  # seeds with a result
     asked: int  # seeds in the grid
@@ -31,49 +90,51 @@ class Point:
 
     @property
     def missing(self) -> int:
-        """Seeds of which nothing can be said: not run, failed, or broken."""
+        """Seeds of which nothing is known, as they were not run, failed, or have a broken file."""
         return self.asked - self.n - self.collapsed
 
     @property
     def is_chance(self) -> bool:
-        """Whether the mean is that of guessing, as no network of this density was made."""
+        """Whether the mean is that of guessing, as the method collapsed at all seeds."""
         return self.n == 0 and self.collapsed > 0
 
 
-def points(lines: Iterable[Training], validation: bool = False) -> list[Point]:
-    """One for each panel, line and density, in the order in which they come.
+def points(entries: Iterable[Training], validation: bool = False) -> list[Point]:
+    """Return a point for each panel, line and density, in order of appearance.
 
-    validation: the best accuracy on the validation images, instead of the test accuracy of that epoch.
+    validation: take the best validation accuracy instead of the test accuracy at that epoch.
     """
     groups: dict[tuple[str, str, float | None], list[Training]] = {}
     sizes: dict[str, int] = {}
-    for one in lines:
-        groups.setdefault((one.panel, one.line, one.density), []).append(one)
-        if one.weights_size is not None:
-            sizes.setdefault(one.panel, one.weights_size)
-    return [_point(own, validation, sizes.get(panel)) for (panel, _, _), own in groups.items()]
+    for entry in entries:
+        groups.setdefault((entry.panel, entry.line, entry.density), []).append(entry)
+        if entry.weights_size is not None:
+            sizes.setdefault(entry.panel, entry.weights_size)
+    return [_point(group, validation, sizes.get(panel)) for (panel, _, _), group in groups.items()]
 
 
-def _point(own: Sequence[Training], validation: bool, size: int | None) -> Point:
-    done = [one for one in own if one.status == DONE]
-    found = [one.best_validation if validation else one.test_at_best for one in done]
-    accuracies = [accuracy for accuracy in found if accuracy is not None]
-    collapsed = sum(one.status == COLLAPSED for one in own)
-    mean = statistics.fmean(accuracies) if accuracies else chance(own[0].data) if collapsed else None
-    std = statistics.stdev(accuracies) if len(accuracies) > 1 else None
-    weights = _weights(done, own[0].density, size)
-    first = own[0]
-    return Point(first.panel, first.line, first.density, weights, mean, std, len(accuracies), len(own), collapsed)
+def _point(entries: Sequence[Training], validation: bool, size: int | None) -> Point:
+    """Return the point of the runs that differ in their seeds alone; `size` is the network's number of weights."""
+    first, done = entries[0], [entry for entry in entries if entry.status == DONE]
+    accuracy = over_seeds(entry.best_validation if validation else entry.test_at_best for entry in done)
+    collapsed = sum(entry.status == COLLAPSED for entry in entries)
+    mean = chance(first.data) if accuracy.mean is None and collapsed else accuracy.mean
+    return Point(
+        panel=first.panel,
+        line=first.line,
+        density=first.density,
+        weights=_weights(done, first.density, size),
+        mean=mean,
+        std=accuracy.deviation,
+        n=accuracy.n,
+        asked=len(entries),
+        collapsed=collapsed,
+    )
 
 
 def _weights(done: Sequence[Training], density: float | None, size: int | None) -> int | None:
-    """How many there are, else (nothing was trained) how many there would have been."""
-    got = [one.weights_got for one in done if one.weights_got is not None]
-    if got:
-        return round(statistics.fmean(got))
+    """Return the mean number of weights or, where no network was trained, the number that was asked for."""
+    trained = over_seeds(entry.weights_got for entry in done).mean
+    if trained is not None:
+        return round(trained)
     return budget(size, density) if size is not None and density is not None else None
-
-
-def chance(data: str) -> float | None:
-    """Return the accuracy of guessing, or None if the data set is not in `dctps.data.DATASETS`."""
-    return 1 / DATASETS[data].classes if data in DATASETS else None

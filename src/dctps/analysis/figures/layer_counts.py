@@ -6,7 +6,6 @@ or none on a linear axis, at the lowest and the highest density that leaves a la
 """
 
 import math
-import statistics
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +16,7 @@ from dctps.base.words import percent
 from dctps.experiments.paper import EXPERIMENTS
 from dctps.experiments.sheet import Layer
 from dctps.experiments.status import COLLAPSED, DONE
+from dctps.experiments.summary import mean_curves
 
 MANY_METHODS = 3  # with so many methods each network has a figure of its own
 FEW_WEIGHTS = 10  # an inset shows layers with at most so many weights
@@ -83,11 +83,11 @@ def _draw_panel(axes: Any, entries: Sequence[Layer], colours: dict[float, Any]) 
 
 def curves_of(entries: Sequence[Layer]) -> Curves:
     """Return the mean of each layer's weights over seeds for each density, from the highest down."""
-    found: dict[float, dict[int, list[int]]] = {}
-    for one in entries:
-        if one.status == DONE and one.density is not None and one.index is not None and one.nnz is not None:
-            found.setdefault(one.density, {}).setdefault(one.index, []).append(one.nnz)
-    return {d: [statistics.fmean(own[i]) for i in sorted(own)] for d, own in sorted(found.items(), reverse=True)}
+    return mean_curves(
+        (entry.density, entry.index, entry.nnz)
+        for entry in entries
+        if entry.status == DONE and entry.density is not None and entry.index is not None and entry.nnz is not None
+    )
 
 
 def _draw_curve(axes: Any, weights: Sequence[float], colour: Any, label: str) -> None:

@@ -3,7 +3,6 @@
 A line shows a method: the mean of the validation accuracy over the seeds that have reached an epoch.
 """
 
-import statistics
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +12,7 @@ from dctps.analysis.looks import Look
 from dctps.base.words import percent
 from dctps.experiments.paper import EXPERIMENTS
 from dctps.experiments.sheet import Epoch
-from dctps.experiments.summary import chance
+from dctps.experiments.summary import chance, means_by_key
 
 
 def learning_figure(entries: Sequence[Epoch]) -> dict[str, Any]:
@@ -58,11 +57,8 @@ def _draw_panel(axes: Any, entries: Sequence[Epoch], looks: dict[str, Look]) -> 
 
 def means(entries: Sequence[Epoch]) -> dict[int, float]:
     """Return the mean of the validation accuracy over seeds for each epoch."""
-    found: dict[int, list[float]] = {}
-    for one in entries:
-        if one.epoch is not None and one.validation is not None:
-            found.setdefault(one.epoch, []).append(one.validation)
-    return {epoch: statistics.fmean(found[epoch]) for epoch in sorted(found)}
+    known = [(e.epoch, e.validation) for e in entries if e.epoch is not None and e.validation is not None]
+    return means_by_key(known)
 
 
 def _words(entries: Sequence[Epoch]) -> str:

@@ -5,7 +5,6 @@ densities have the same spectrum, one curve is drawn and the panel says so. This
 W = alpha D before training, whatever the support; the numbers decide, not the name of the method.
 """
 
-import statistics
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +14,7 @@ from dctps.base.words import percent
 from dctps.experiments.paper import EXPERIMENTS
 from dctps.experiments.sheet import SingularValue
 from dctps.experiments.status import COLLAPSED, DONE
+from dctps.experiments.summary import mean_curves
 
 # Equal spectra may differ by this share of the largest singular value: layers can be multiplied in several ways, whose
 # results in float64 differ by rounding.
@@ -79,11 +79,11 @@ def _draw_curve(axes: Any, spectrum: Spectrum, colour: Any, label: str, size: fl
 
 def spectra_of(entries: Sequence[SingularValue]) -> dict[float, Spectrum]:
     """Return the mean spectrum over seeds for each density, from the highest down."""
-    found: dict[float, dict[int, list[float]]] = {}
-    for one in entries:
-        if one.status == DONE and one.density is not None and one.index is not None and one.mean is not None:
-            found.setdefault(one.density, {}).setdefault(one.index, []).append(one.mean)
-    return {d: [statistics.fmean(own[i]) for i in sorted(own)] for d, own in sorted(found.items(), reverse=True)}
+    return mean_curves(
+        (entry.density, entry.index, entry.mean)
+        for entry in entries
+        if entry.status == DONE and entry.density is not None and entry.index is not None and entry.mean is not None
+    )
 
 
 def are_same(spectra: Sequence[Spectrum]) -> bool:

@@ -1,6 +1,5 @@
 """The paper's Table 1: what each method loses against the dense network, and what it costs, in numbers."""
 
-import statistics
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +9,7 @@ from dctps.analysis.figures.tables import Table, markdown
 from dctps.base.words import percent
 from dctps.experiments.paper import DENSE, EXPERIMENTS
 from dctps.experiments.sheet import Training
-from dctps.experiments.summary import Point, points
+from dctps.experiments.summary import Point, over_seeds, points
 
 STAGES = ("initial", "training", "training_end", "final")
 COLUMNS = (
@@ -83,11 +82,11 @@ def _amounts(
     if layers is None:
         return None
     group = [entry for entry in entries if (entry.line, entry.density) == (point.line, point.density)]
-    passes = [entry.pruning_passes for entry in group if entry.pruning_passes is not None]
+    mean = over_seeds(entry.pruning_passes for entry in group).mean
+    passes = None if mean is None else round(mean)
     every = next((entry.rewire_every for entry in group if entry.rewire_every is not None), None)
-    mean = round(statistics.fmean(passes)) if passes else None
     try:
-        cost = multiply_adds(layers, point.line, point.density, mean, every)
+        cost = multiply_adds(layers, point.line, point.density, passes, every)
         return cost, device_bytes(layers, point.line, point.density)
     except ValueError:
         return None

@@ -1,6 +1,5 @@
 """Before the first step: weights per layer (task counts) and spectra of the Jacobian (task jacobian), by density."""
 
-import math
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -10,6 +9,7 @@ from dctps.analysis.page.panels import by_line, by_panel, titles
 from dctps.analysis.page.values import rounded
 from dctps.experiments.results import Row
 from dctps.experiments.status import COLLAPSED, DONE
+from dctps.experiments.summary import over_seeds
 
 Line = dict[str, Any]
 
@@ -54,7 +54,7 @@ def _counts(rows: Sequence[Row]) -> Line:
         for layer in row.content["layers"]:
             counts[layer["name"]].append(layer["nnz"])
             sizes[layer["name"]] = layer["size"]
-    means = [rounded(statistics.fmean(values)) for values in counts.values()]
+    means = [rounded(over_seeds(values).mean) for values in counts.values()]
     return {"layers": list(sizes), "sizes": list(sizes.values()), "weights": means}
 
 
@@ -72,4 +72,4 @@ def _spectrum(rows: Sequence[Row]) -> Line:
 
 def _geometric_mean(values: Sequence[float]) -> float:
     """0 if any value is: a direction in which nothing gets through for one of the images."""
-    return math.exp(statistics.fmean(map(math.log, values))) if min(values) > 0 else 0.0
+    return statistics.geometric_mean(values) if min(values) > 0 else 0.0

@@ -5,7 +5,6 @@ but the seed: where two runs of one method were carried out in different ways, t
 """
 
 import dataclasses
-import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -16,7 +15,7 @@ from dctps.experiments.naming import method_name
 from dctps.experiments.paper import SGD, SGD_DCTPS_LR
 from dctps.experiments.results import Row
 from dctps.experiments.status import COLLAPSED, DONE, FAILED
-from dctps.experiments.summary import chance
+from dctps.experiments.summary import chance, over_seeds
 from dctps.experiments.titles import data_title, network_title
 from dctps.train.settings import Settings
 
@@ -162,12 +161,11 @@ def _one_per_seed(rows: Iterable[Row]) -> list[Row]:
 
 def _point(rows: Sequence[Row]) -> dict[str, Any]:
     done = [row for row in rows if row.status == DONE]
-    weights = [got for row in done if (got := number(row.content, "weights", "got")) is not None]
-    point: dict[str, Any] = {"n": len(done), "weights": rounded(statistics.fmean(weights)) if weights else None}
+    weights = over_seeds(number(row.content, "weights", "got") for row in done)
+    point: dict[str, Any] = {"n": len(done), "weights": rounded(weights.mean)}
     for kind in ("test", "validation"):
-        values = [value for row in done if (value := accuracy(row, kind)) is not None]
-        point[kind] = rounded(statistics.fmean(values)) if values else None
-        point[f"{kind}_deviation"] = rounded(statistics.stdev(values)) if len(values) > 1 else None
+        found = over_seeds(accuracy(row, kind) for row in done)
+        point |= {kind: rounded(found.mean), f"{kind}_deviation": rounded(found.deviation)}
     for status in (COLLAPSED, FAILED):
         point[status] = sum(row.status == status for row in rows)
     return point
