@@ -1,9 +1,12 @@
 """Which commit a result names."""
 
 import subprocess
+from pathlib import Path
 
 import pytest
 
+import dctps
+from dctps.base import provenance as module
 from dctps.base.provenance import commit, commit_of, provenance
 
 
@@ -43,6 +46,11 @@ def test_a_repository_around_an_installed_package_is_not_its_own(package):
 def test_without_a_repository_there_is_no_commit(tmp_path):
     assert commit_of(tmp_path) is None
     assert commit_of(tmp_path / "gone") is None
+
+
+def test_a_change_anywhere_in_the_package_counts(monkeypatch):
+    monkeypatch.setattr(module, "commit_of", str)
+    assert commit.__wrapped__() == str(Path(dctps.__file__).parent)
 
 
 def test_it_is_asked_once():

@@ -1,1 +1,1 @@
-"""Small things that all rooms use; no mathematics of the layers."""
+"""Small tools that every other package uses; nothing here knows of layers or networks."""

@@ -1,4 +1,4 @@
-"""Things that are costly to make and shared: kept while they fit into a number of bytes, the least used go first."""
+"""A cache of limited size for objects that are costly to make; the least recently used object is dropped first."""
 
 import collections
 import threading
@@ -9,7 +9,7 @@ import torch
 
 
 class Sized(Protocol):
-    """Anything that knows its bytes."""
+    """An object that knows how many bytes it takes."""
 
     @property
     def nbytes(self) -> int: ...
@@ -19,7 +19,10 @@ T = TypeVar("T", bound=Sized)
 
 
 class Cache:
-    """A dictionary of at most `limit` bytes, safe to use from several threads."""
+    """A dictionary of at most `limit` bytes that several threads may use at once.
+
+    The item that was asked for last stays even if it alone is larger than the limit.
+    """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -27,13 +30,13 @@ class Cache:
         self._lock = threading.RLock()
 
     def get(self, key: Hashable, make: Callable[[], T]) -> T:
-        """The thing under `key`, made now if it is not there."""
+        """Return the item under `key`, which `make` makes if it is not there."""
         with self._lock:
             if key not in self._items:
-                with torch.inference_mode(False):  # it may serve training later
+                with torch.inference_mode(False):  # tensors made in inference mode could not serve training later
                     self._items[key] = make()
             self._items.move_to_end(key)
-            thing = self._items[key]
+            found = self._items[key]
             while len(self._items) > 1 and sum(item.nbytes for item in self._items.values()) > self.limit:
                 self._items.popitem(last=False)
-            return thing  # type: ignore[return-value]
+            return found  # type: ignore[return-value]

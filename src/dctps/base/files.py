@@ -1,4 +1,4 @@
-"""Writing a file so that a reader sees the old one or the new one, never a part of either."""
+"""Atomic writing of files: a reader sees the old contents or the new contents, never a part of either."""
 
 import glob
 import os
@@ -9,9 +9,9 @@ from pathlib import Path
 
 
 def write_atomically(path: str | os.PathLike[str], write: Callable[[Path], object]) -> None:
-    """`write` fills a temporary file beside `path`, which is flushed to disk and then takes its name.
+    """Write a file atomically: `write` fills a temporary file beside `path`, which then takes the name of `path`.
 
-    A link is followed: the file it points to is replaced, not the link.
+    The temporary file is flushed to disk first. Where `path` is a link, the file that it points to is replaced.
     """
     target = Path(os.path.realpath(path))
     if not target.parent.is_dir():
@@ -35,26 +35,27 @@ def _prefix(target: Path) -> str:
 
 
 def _remove_orphans(target: Path) -> None:
-    """Temporary files of processes of this machine that were killed while they wrote."""
+    """Delete the temporary files of processes of this machine that were killed while they wrote."""
     prefix = _prefix(target)
     for orphan in target.parent.glob(f"{glob.escape(prefix)}*.tmp"):
         pid = orphan.name.removeprefix(prefix).split(".")[0]
-        if pid.isdigit() and not _alive(int(pid)):
+        if pid.isdigit() and not _is_running(int(pid)):
             orphan.unlink(missing_ok=True)
 
 
-def _alive(pid: int) -> bool:
+def _is_running(pid: int) -> bool:
+    """Return whether a process of this number runs on this machine."""
     try:
-        os.kill(pid, 0)
+        os.kill(pid, 0)  # signal 0 only checks
     except ProcessLookupError:
         return False
-    except (PermissionError, OSError):
+    except (PermissionError, OSError):  # a process of another user
         return True
     return True
 
 
 def _flush(path: str | Path) -> None:
-    """Bring a file, or the names in a folder, to disk (folders cannot be opened for it on every system)."""
+    """Flush a file, or the list of names in a folder, to disk; do nothing where the system cannot open folders."""
     try:
         handle = os.open(path, os.O_RDONLY)
     except PermissionError:

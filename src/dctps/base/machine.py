@@ -1,4 +1,4 @@
-"""The machine that a process runs on: its processor, the memory that it keeps, and its denormal numbers."""
+"""The machine that a process runs on: the name of its processor, its freed memory, its denormal numbers."""
 
 import contextlib
 import ctypes
@@ -13,7 +13,7 @@ M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # constants of <malloc.h>
 
 
 def cpu() -> str:
-    """The name of the processor."""
+    """Return the name of the processor."""
     info = Path("/proc/cpuinfo")
     for line in info.read_text().splitlines() if info.exists() else []:
         if line.startswith("model name"):
@@ -22,7 +22,7 @@ def cpu() -> str:
 
 
 def keep_memory() -> bool:
-    """Tell the C library to keep freed memory for later; False where the library has no such setting (only glibc has).
+    """Tell the C library to keep freed memory for later; return False where it has no such setting (only glibc has).
 
     glibc gives every tensor above 32 MB pages of its own and returns them when the tensor dies. A training step that
     allocates its activations anew pays for their page faults each time. The setting holds for the whole process and
@@ -31,13 +31,13 @@ def keep_memory() -> bool:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform.startswith("linux") else None
     if mallopt is None:
         return False
-    # -1 becomes the largest size: the top of the heap is never given back
+    # -1 stands for the largest size, so that the top of the heap is never given back
     return bool(mallopt(M_MMAP_MAX, 0)) and bool(mallopt(M_TRIM_THRESHOLD, -1))
 
 
 @contextlib.contextmanager
 def flushed_denormals() -> Iterator[None]:
-    """Inside this context the processor replaces denormal numbers by zero.
+    """Make the processor replace denormal numbers by zero inside this context.
 
     Sparse networks without BatchNorm underflow, and arithmetic on denormal numbers is several times slower.
     """

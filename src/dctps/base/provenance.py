@@ -1,4 +1,4 @@
-"""Where a result comes from: commit, versions, processor, time."""
+"""Where a result comes from: the commit of the source, versions, the processor, the time."""
 
 import datetime
 import functools
@@ -14,6 +14,7 @@ from dctps.base.machine import cpu
 
 
 def provenance() -> dict[str, Any]:
+    """Return what a result says about its origin; the values are ready for JSON."""
     versions = {name: importlib.metadata.version(name) for name in ("dctps", "numpy", "safetensors")}
     return {
         "commit": commit(),
@@ -26,15 +27,15 @@ def provenance() -> dict[str, Any]:
 
 @functools.cache
 def commit() -> str | None:
-    """The commit of this package, as it was when first asked for: a sweep runs the code that it was started with."""
-    return commit_of(Path(__file__).parent)
+    """Return the commit of dctps at the first call: a long sweep runs the code that it was started with."""
+    return commit_of(Path(__file__).parents[1])
 
 
 def commit_of(package: Path) -> str | None:
-    """The commit of a package's source, marked if that was changed since; None where it is in no repository.
+    """Return the commit of a package's source, or None where git does not track it; "-dirty" marks later changes.
 
-    Only its own files count: results that are written beside it change nothing in it, and a repository that merely
-    holds the environment in which it is installed says nothing about it.
+    Only the files of the package count. Results that are written beside it do not make it dirty. If a repository merely
+    contains the environment in which the package is installed, its commit says nothing about the package.
     """
     if not _git(package, "ls-files", "__init__.py"):
         return None
@@ -43,7 +44,7 @@ def commit_of(package: Path) -> str | None:
 
 
 def _git(folder: Path, *command: str) -> str:
-    """What git says, or nothing."""
+    """Return the output of a git command, or an empty string if it fails."""
     try:
         run = subprocess.run(["git", "-C", str(folder), *command], capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.TimeoutExpired):

@@ -1,4 +1,4 @@
-"""Looking a name up in a registry, with an error that lists what there is."""
+"""Looking a name up in a registry, with an error that lists the names that it has."""
 
 from collections.abc import Mapping
 from typing import TypeVar
@@ -6,8 +6,11 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def lookup(registry: Mapping[str, T], name: str, what: str) -> T:
-    """The entry called `name`; `what` says in the error which kind of thing was asked for."""
+def lookup(registry: Mapping[str, T], name: str, kind: str) -> T:
+    """Return the entry called `name`; raise ValueError with all names if there is none.
+
+    kind: the noun for the entries of this registry in the error, such as "transform".
+    """
     if name not in registry:
-        raise ValueError(f"unknown {what} {name!r}; choose one of: {', '.join(registry)}")
+        raise ValueError(f"unknown {kind} {name!r}; choose one of: {', '.join(registry)}")
     return registry[name]

@@ -1,4 +1,4 @@
-"""A user's own networks and data by name: package.module:function, found as `python -m` would find it."""
+"""Networks and data of the user, named as package.module:function and found as `python -m` would find them."""
 
 import contextlib
 import importlib
@@ -9,34 +9,37 @@ from collections.abc import Iterator
 from typing import Any
 
 
-def is_own(name: str) -> bool:
-    """Whether a name means a user's function rather than an entry of ours."""
+def names_function(name: str) -> bool:
+    """Return whether a name means a function of the user, package.module:function, and not a registered name."""
     return ":" in name and not name.startswith("folder:")
 
 
-def call(name: str, what: str, **offered: Any) -> Any:
-    """What the function called `name` returns, given those of the offered arguments that it takes.
+def call(name: str, result: str, **offered: Any) -> Any:
+    """Call the user's function `name` with those of the offered arguments that it takes, and return its result.
 
-    ValueError, with `what` it should have been, if it cannot be imported or called.
+    Raise ValueError if it cannot be imported or called.
+
+    result: what the function should return, in words, for the error.
     """
     module, _, function = name.partition(":")
     try:
         with _current_folder():
-            made = getattr(importlib.import_module(module), function)
-            return made(**{key: value for key, value in offered.items() if _takes(made, key)})
+            found = getattr(importlib.import_module(module), function)
+            return found(**{key: value for key, value in offered.items() if _takes(found, key)})
     except (ImportError, AttributeError, TypeError, ValueError) as error:
-        hint = f"say package.module:function, where function() returns {what}"
+        hint = f"say package.module:function, where function() returns {result}"
         raise ValueError(f"cannot build {name!r} ({error}); {hint}") from error
 
 
 def _takes(function: Any, name: str) -> bool:
+    """Return whether a function takes an argument of this name."""
     parameters = inspect.signature(function).parameters
     return name in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
 
 
 @contextlib.contextmanager
 def _current_folder() -> Iterator[None]:
-    """Modules beside the user are found; a command on the path would not look there."""
+    """Let Python import modules from the current folder, where an installed command would not look."""
     before = list(sys.path)
     sys.path.insert(0, os.getcwd())
     try:

@@ -1,4 +1,4 @@
-"""Numbers and names as people read them."""
+"""Numbers and names in the form in which people read them."""
 
 import math
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ import numpy as np
 
 
 def percent(fraction: float) -> str:
-    """A fraction in percent: three significant digits, never in scientific notation.
+    """Format a fraction in percent, with three significant digits and never in scientific notation.
 
     >>> percent(0.001), percent(1 / 3)
     ('0.1 %', '33.3 %')
@@ -18,7 +18,7 @@ def percent(fraction: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time as minutes and seconds, with hours where there are any.
+    """Format a time as minutes and seconds, with hours where there are any.
 
     >>> duration(7), duration(750), duration(10_921)
     ('0:07', '12:30', '3:02:01')
@@ -29,7 +29,7 @@ def duration(seconds: float) -> str:
 
 
 def listed(names: Sequence[str], limit: int = 6) -> str:
-    """The first `limit` names of layers, and how many more there are.
+    """List the first `limit` names of layers, and say how many more there are.
 
     >>> listed(["conv1", "conv2", "fc"], limit=2)
     'conv1, conv2 and 1 more layers'

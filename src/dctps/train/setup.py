@@ -33,7 +33,7 @@ IMP = "imp"
 
 def load(settings: Settings, root: Path | None = None) -> data.Dataset:
     """The data set of a run, or the first images of it."""
-    if user_code.is_own(settings.data):
+    if user_code.names_function(settings.data):
         dataset = user_code.call(settings.data, "a dctps.data.Dataset")
         if not isinstance(dataset, data.Dataset):
             raise ValueError(f"{settings.data} returned a {type(dataset).__name__}, not a dctps.data.Dataset")
@@ -109,7 +109,7 @@ def build(settings: Settings, dataset: data.Dataset, device: torch.device) -> nn
     torch.manual_seed(settings.seed)
     options = {name: value for name in ("width", "hidden") if (value := getattr(settings, name)) is not None}
     channels = dataset.train_images.shape[1]
-    if user_code.is_own(settings.model):
+    if user_code.names_function(settings.model):
         model = user_code.call(
             settings.model, "a network", num_classes=dataset.classes, in_channels=channels, **options
         )
