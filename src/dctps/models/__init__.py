@@ -1,4 +1,4 @@
-"""The paper's networks as plain PyTorch; they know nothing of sparsity. `build(name, num_classes)`."""
+"""The paper's networks as plain PyTorch, which know nothing of sparse layers; `build(name, num_classes)` makes one."""
 
 import functools
 import math
@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from torch import nn
 
+from dctps.base.registry import lookup
 from dctps.models.fixup_resnet import FixupResNet
 from dctps.models.lenet import LeNet
 from dctps.models.mobilenetv2 import MobileNetV2
@@ -34,23 +35,21 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 
 
 def build(name: str, num_classes: int = 10, in_channels: int = 3, **options: int) -> nn.Module:
-    """A network with the paper's initialisation: N(0, 2 / fan_in) for every weight, Fixup's own for Fixup.
+    """Build a network with the paper's initialisation: N(0, 2 / fan_in) for every weight; Fixup ResNets use Fixup's.
 
-    options: `hidden` of LeNet, `width` of the ResNets and VGGs.
+    options: `hidden` for LeNet, `width` for the ResNets and VGGs.
 
     >>> sum(p.numel() for p in build("lenet").parameters())
     61510
     """
-    if name not in MODELS:
-        raise ValueError(f"unknown model {name!r}; choose one of: {', '.join(MODELS)}")
-    model = MODELS[name](num_classes=num_classes, in_channels=in_channels, **options)
+    model = lookup(MODELS, name, "model")(num_classes=num_classes, in_channels=in_channels, **options)
     if not isinstance(model, FixupResNet):
         he_normal_(model)
     return model
 
 
 def he_normal_(model: nn.Module) -> None:
-    """Every convolution and linear weight from N(0, 2 / fan_in) of its dense shape; biases keep torch's default."""
+    """Draw the weight of every convolution and linear layer from N(0, 2 / fan_in); biases keep torch's default."""
     for module in model.modules():
         if isinstance(module, nn.Conv2d | nn.Linear):
             fan_in = math.prod(module.weight.shape[1:])

@@ -1,4 +1,4 @@
-"""Fixup ResNets (Zhang et al. 2019): deep residual networks without normalisation, by initialisation and scalars."""
+"""Fixup ResNets (Zhang et al. 2019): scalars and a special initialisation replace the normalisation layers."""
 
 import math
 
@@ -12,7 +12,7 @@ def _scalar(value: float) -> nn.Parameter:
 
 
 class FixupBlock(nn.Module):
-    """relu(scale conv2(relu(conv1(x + bias1a) + bias1b) + bias2a) + bias2b + shortcut)."""
+    """A residual block: relu(scale conv2(relu(conv1(x + bias1a) + bias1b) + bias2a) + bias2b + shortcut)."""
 
     def __init__(self, channels: int, planes: int, stride: int) -> None:
         super().__init__()
@@ -23,7 +23,7 @@ class FixupBlock(nn.Module):
         self.conv2 = nn.Conv2d(planes, planes, 3, 1, 1, bias=False)
 
     def reset_parameters(self) -> None:
-        """The scalars; the weights are the network's to initialise, which knows how many blocks there are."""
+        """Reset the scalars. The network resets the weights, because they depend on the number of its blocks."""
         for bias in (self.bias1a, self.bias1b, self.bias2a, self.bias2b):
             nn.init.zeros_(bias)
         nn.init.ones_(self.scale)
@@ -36,13 +36,13 @@ class FixupBlock(nn.Module):
 
 
 def _halved(x: Tensor) -> Tensor:
-    """Every other pixel, and as many zero channels again."""
+    """Return every other pixel of each axis, with as many zero channels appended as there are channels."""
     small = x[:, :, ::2, ::2]
     return torch.cat([small, torch.zeros_like(small)], dim=1)
 
 
 class FixupResNet(nn.Module):
-    """Depth 6 n + 2: three stages of n blocks, widths 16, 32, 64. Its output is zero at initialisation."""
+    """A network of depth 6 n + 2: three stages of n blocks, 16, 32, 64 channels wide. Its initial output is zero."""
 
     def __init__(self, depth: int = 110, num_classes: int = 10, in_channels: int = 3) -> None:
         super().__init__()
@@ -60,7 +60,10 @@ class FixupResNet(nn.Module):
         self.reset_weights()
 
     def reset_weights(self) -> None:
-        """conv1 of each block: He by fan-out times blocks^(-1/2); conv2 and the classifier zero; the stem torch's."""
+        """Draw conv1 of each block from N(0, 2 / (fan_out blocks)); set conv2 and the classifier to zero.
+
+        The first convolution of the network keeps the initialisation of torch.
+        """
         for block in self._blocks():
             nn.init.normal_(block.conv1.weight, std=self._std(block))
             nn.init.zeros_(block.conv2.weight)
@@ -68,14 +71,14 @@ class FixupResNet(nn.Module):
         nn.init.zeros_(self.fc.bias)
 
     def reset_parameters(self) -> None:
-        """The network's own two scalars."""
+        """Reset the two scalars outside the blocks."""
         nn.init.zeros_(self.bias1)
         nn.init.zeros_(self.bias2)
 
     def initial_norms(self) -> dict[str, float]:
-        """The expected norm of a filter at initialisation, by layer; only the stem's does not matter to Fixup.
+        """Return, by layer, the expected norm of a filter at initialisation; Fixup leaves the first convolution free.
 
-        Of n independent N(0, s^2) it is s sqrt(2) Gamma((n + 1) / 2) / Gamma(n / 2).
+        n independent draws from N(0, s^2) have the expected norm s sqrt(2) Gamma((n + 1) / 2) / Gamma(n / 2).
         """
         norms = {"fc": 0.0}
         for index, block in enumerate(self._blocks()):
@@ -92,7 +95,7 @@ class FixupResNet(nn.Module):
         return [block for block in self.blocks if isinstance(block, FixupBlock)]
 
     def slow_parameters(self) -> list[nn.Parameter]:
-        """The biases and scales, which the paper trains at a tenth of the learning rate."""
+        """Return the biases and scales, which the paper trains at a tenth of the learning rate."""
         return [p for name, p in self.named_parameters() if name.rpartition(".")[2].startswith(("bias", "scale"))]
 
     def forward(self, x: Tensor) -> Tensor:

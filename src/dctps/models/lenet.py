@@ -1,11 +1,14 @@
-"""LeNet-5 as the paper trains it on CIFAR-10: no biases, average pooling, 82 units in the fourth layer."""
+"""LeNet-5 in the paper's variant for CIFAR-10: no biases, average pooling, 82 units in the fourth layer."""
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 
 class LeNet(nn.Module):
-    """61,510 weights for 32 x 32 inputs and 10 classes. `hidden=84` is LeCun's own width (61,770)."""
+    """LeNet-5, which has 61,510 weights for 32 x 32 inputs and 10 classes.
+
+    hidden: the number of units in the fourth layer; LeCun's original has 84, which makes 61,770 weights.
+    """
 
     def __init__(self, num_classes: int = 10, in_channels: int = 3, hidden: int = 82) -> None:
         super().__init__()

@@ -1,13 +1,14 @@
 """MobileNetV2 in the CIFAR variant that the paper uses.
 
-It differs from Sandler et al. (2018): ReLU instead of ReLU6, an expanding convolution also at expansion 1, stride 1 in
-the stem and the second row, and a 1 x 1 projection on the shortcut of every stride-1 block that changes its width.
+It differs from Sandler et al. (2018) in four points: ReLU instead of ReLU6; an expanding convolution also at expansion
+1; stride 1 in the first convolution and in the second row of the table; a 1 x 1 convolution on the shortcut of every
+stride-1 block that changes the number of channels.
 """
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-ROWS = [  # expansion, width, repeats, stride of the first
+ROWS = [  # expansion, channels, number of blocks, stride of the first block
     (1, 16, 1, 1),
     (6, 24, 2, 1),
     (6, 32, 3, 2),
@@ -19,7 +20,10 @@ ROWS = [  # expansion, width, repeats, stride of the first
 
 
 class InvertedResidual(nn.Module):
-    """1 x 1 to `expansion` times the width, 3 x 3 depthwise, 1 x 1 to the output; a shortcut at stride 1."""
+    """A block of three convolutions: 1 x 1 to `expansion` times the channels, 3 x 3 depthwise, 1 x 1 to `out` channels.
+
+    At stride 1 the input is added to the output.
+    """
 
     def __init__(self, channels: int, out: int, expansion: int, stride: int) -> None:
         super().__init__()
@@ -43,7 +47,7 @@ class InvertedResidual(nn.Module):
 
 
 class MobileNetV2(nn.Module):
-    """58 convolutions and linear layers, 2,261,824 weights for 10 classes."""
+    """MobileNetV2, which has 58 convolutions and linear layers with 2,261,824 weights for 10 classes."""
 
     def __init__(self, num_classes: int = 10, in_channels: int = 3) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""ResNets with the CIFAR stem (He et al. 2016): a 3 x 3 convolution, no max-pool, stages of stride 1, 2, 2, 2."""
+"""ResNets (He et al. 2016) for CIFAR: a 3 x 3 convolution first, no max-pool, four stages of stride 1, 2, 2, 2."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,10 @@ from torch import Tensor, nn
 
 
 class Block(nn.Module):
-    """What both blocks share: relu(path(x) + shortcut(x)), the shortcut a projection where shapes differ."""
+    """The base of both blocks, relu(path(x) + shortcut(x)).
+
+    The shortcut is the identity, or a 1 x 1 convolution where the shapes of input and output differ.
+    """
 
     expansion: int
     shortcut: nn.Module
@@ -20,7 +23,7 @@ class Block(nn.Module):
 
 
 class BasicBlock(Block):
-    """3 x 3 (with the stride), 3 x 3."""
+    """A block of two 3 x 3 convolutions, the first with the stride."""
 
     expansion = 1
 
@@ -38,7 +41,7 @@ class BasicBlock(Block):
 
 
 class Bottleneck(Block):
-    """1 x 1, 3 x 3 (with the stride), 1 x 1 to four times the width."""
+    """A block of three convolutions: 1 x 1, 3 x 3 with the stride, 1 x 1 to four times as many channels."""
 
     expansion = 4
 
@@ -59,7 +62,12 @@ class Bottleneck(Block):
 
 
 class ResNet(nn.Module):
-    """`width` is that of the first stage: 64 in the paper, less for quick experiments."""
+    """A ResNet with four stages; each stage has twice as many channels as the one before.
+
+    block: the class of the blocks.
+    depths: the number of blocks in each stage.
+    width: the number of channels in the first stage: 64 in the paper, fewer for quick experiments.
+    """
 
     def __init__(
         self,

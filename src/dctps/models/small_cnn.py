@@ -1,10 +1,10 @@
-"""A small network for small images (8 x 8 upwards): the demo's."""
+"""The network of the demo: small, for images of 8 x 8 pixels and more."""
 
 from torch import Tensor, nn
 
 
 class SmallCNN(nn.Module):
-    """Three 3 x 3 convolutions and a linear layer, with biases and without BatchNorm; 93,728 weights on grey digits."""
+    """Three 3 x 3 convolutions and a linear layer, with biases, without BatchNorm; 93,728 weights for grey images."""
 
     def __init__(self, num_classes: int = 10, in_channels: int = 3) -> None:
         super().__init__()

@@ -3,7 +3,7 @@
 from torch import Tensor, nn
 
 POOL = 0
-PLANS = {
+PLANS = {  # by depth: the number of filters of each convolution, and where the max-pools are
     11: [64, POOL, 128, POOL, 256, 256, POOL, 512, 512, POOL, 512, 512],
     13: [64, 64, POOL, 128, 128, POOL, 256, 256, POOL, 512, 512, POOL, 512, 512],
     16: [64, 64, POOL, 128, 128, POOL, *[256] * 3, POOL, *[512] * 3, POOL, *[512] * 3],
@@ -12,9 +12,9 @@ PLANS = {
 
 
 class VGG(nn.Module):
-    """3 x 3 convolutions without bias, each followed by BatchNorm and ReLU; the fifth pool is the average.
+    """A VGG: 3 x 3 convolutions without bias, each followed by BatchNorm and ReLU; the fifth pool is an average.
 
-    `width`: of the first stage, 64 as published; the others keep their proportion to it.
+    width: the number of filters in the first stage, 64 as published; the other stages scale with it.
     """
 
     def __init__(self, depth: int = 19, num_classes: int = 10, in_channels: int = 3, width: int = 64) -> None:
