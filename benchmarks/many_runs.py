@@ -27,7 +27,7 @@ from dctps.analysis.page.render import write_page
 from dctps.experiments.cells import Cell
 from dctps.experiments.paper import ADAM, BOTH, DENSE, DENSITIES, OURS, PRUNING, RANDOM, configured, panel
 from dctps.experiments.results import read
-from dctps.experiments.sheet import entries
+from dctps.experiments.sheet import sheet_rows
 from dctps.train.loop import fit
 from dctps.train.settings import Runtime, Settings, run_id, to_json
 
@@ -110,7 +110,7 @@ def _figure(cells: list[Cell], results: Any, folder: Path) -> float | None:
     """Seconds of an experiment's figure, from the rows to its files; None without matplotlib."""
     if not figures.available():
         return None
-    return timed(lambda: figures.draw(entries(EXPERIMENT, "paper", cells, results), folder))[0]
+    return timed(lambda: figures.draw(sheet_rows(EXPERIMENT, "paper", cells, results), folder))[0]
 
 
 def main() -> None:

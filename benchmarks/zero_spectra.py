@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from dctps.experiments.cells import Cell
 from dctps.experiments.paper import EXPERIMENTS
-from dctps.experiments.tasks import at_initialisation
+from dctps.experiments.performers import at_initialisation
 from dctps.ops import autotune
 from dctps.train.settings import Runtime
 

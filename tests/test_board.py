@@ -7,7 +7,7 @@ import pytest
 from dctps.experiments.board import Board, describe
 from dctps.experiments.cells import Cell
 from dctps.experiments.engines import ENDED, EPOCH, STARTED, Event
-from dctps.experiments.tasks import claimed, note
+from dctps.experiments.perform import claimed, note_failure
 from dctps.train.settings import Settings
 
 CELLS = [
@@ -27,7 +27,7 @@ def finish(cell, runs, status=None):
         if status is None:
             run.save_result({})
         else:
-            note(cell, run, status, "because")
+            note_failure(cell, run, status, "because")
 
 
 def counts(board):

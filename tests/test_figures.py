@@ -18,9 +18,13 @@ from dctps.analysis.looks import DOTTED, GREY, LOOKS, ORANGE, Look
 from dctps.analysis.page import looks as page_looks
 from dctps.experiments.cells import Cell, distinct
 from dctps.experiments.paper import DENSE, EXPERIMENTS
+from dctps.experiments.perform import perform
 from dctps.experiments.results import Results, Row, read_cells
-from dctps.experiments.sheet import Entry, Epoch, Layer, SingularValue, Training, entries, read_sheet, write_sheet
-from dctps.experiments.tasks import perform
+from dctps.experiments.sheet import read_sheet, sheet_rows, write_sheet
+from dctps.experiments.tasks.counts import LayerRow
+from dctps.experiments.tasks.jacobian import SingularValueRow
+from dctps.experiments.tasks.task import SheetRow
+from dctps.experiments.tasks.training import EpochRow, TrainingRow
 from dctps.train.settings import Runtime, Settings
 from helpers.runs import runtime
 from helpers.sheets import training
@@ -57,7 +61,7 @@ def lines_of(name, scale="smoke", panels=None):
     cells = experiment.cells(chosen)
     kept = list(dict.fromkeys(cell.panel for cell in cells))[:panels]
     cells = [cell for cell in cells if cell.panel in kept]
-    return entries(name, chosen.name, cells, Results([row(cell) for cell in distinct(cells)], []))
+    return sheet_rows(name, chosen.name, cells, Results([row(cell) for cell in distinct(cells)], []))
 
 
 def trainings(accuracies, line="DCTpS", **changes):
@@ -98,8 +102,8 @@ def epochs_of(curves, **changes):
     """Lines from {(method, seed): validation accuracies}, of the experiment that draws them."""
     plain = {"experiment": "offsets", "scale": "laptop", "panel": "LeNet-5, CIFAR-10", "density": 0.01, "epochs": 3}
     return [
-        Epoch(
-            **{field.name: getattr(training(), field.name) for field in dataclasses.fields(Entry)}
+        EpochRow(
+            **{field.name: getattr(training(), field.name) for field in dataclasses.fields(SheetRow)}
             | {**plain, "line": line, "seed": seed, "id": f"{line}{seed}", "epoch": i, "validation": one, **changes}
         )
         for (line, seed), curve in curves.items()
@@ -128,7 +132,7 @@ def test_every_experiment_is_drawn(name, tmp_path):
 def test_without_any_result_there_is_an_empty_figure_that_says_so(name):
     experiment = EXPERIMENTS[name]
     cells = experiment.cells(experiment.scale("smoke"))
-    for made in figures.make(entries(name, "smoke", cells, Results([], []))).values():
+    for made in figures.make(sheet_rows(name, "smoke", cells, Results([], []))).values():
         if isinstance(made, Table):
             assert "missing" in made.markdown
         else:
@@ -354,16 +358,18 @@ def long_lines(kind, found, task, **changes):
             lines.append(kind(**own | {"status": numbers}))
             continue
         for index, number in enumerate(numbers, 1):
-            value = {"nnz": number, "size": 100} if kind is Layer else {"mean": number, "examples": 8}
+            value = {"nnz": number, "size": 100} if kind is LayerRow else {"mean": number, "examples": 8}
             lines.append(kind(**own, index=index, **value))
     return lines
 
 
-_COMMON = {field.name for field in dataclasses.fields(Layer)} & {field.name for field in dataclasses.fields(Training)}
+_COMMON = {field.name for field in dataclasses.fields(LayerRow)} & {
+    field.name for field in dataclasses.fields(TrainingRow)
+}
 
 
 def counted(found, **changes):
-    return drawn(long_lines(Layer, found, "counts", **changes), "synflow-counts")
+    return drawn(long_lines(LayerRow, found, "counts", **changes), "synflow-counts")
 
 
 def test_layers_without_weights_are_seen_at_zero():
@@ -416,7 +422,7 @@ def test_networks_with_many_methods_have_a_figure_each():
 
 
 def spectrum(found, **changes):
-    figure = drawn(long_lines(SingularValue, found, "jacobian", **changes), "jacobian")
+    figure = drawn(long_lines(SingularValueRow, found, "jacobian", **changes), "jacobian")
     (axes,) = figure.axes
     return figure, axes
 
@@ -472,7 +478,7 @@ def test_real_spectra_of_dctps_do_not_depend_on_density(tmp_path):
     ]
     for one in cells:
         perform(one, runtime(tmp_path))
-    lines = entries("jacobian", "smoke", cells, read_cells(cells, tmp_path))
+    lines = sheet_rows("jacobian", "smoke", cells, read_cells(cells, tmp_path))
     (figure,) = figures.make(lines).values()
     assert [texts(axes) for axes in figure.axes] == ["the same at all 2 densities", ""]
     found = spectra.spectra_of([line for line in lines if line.line == "DCTpS"])
@@ -494,14 +500,14 @@ def test_parameters_are_those_of_the_paper(tmp_path):
     cells = EXPERIMENTS["params"].cells(EXPERIMENTS["params"].scale("paper"))
     for cell in cells:
         perform(cell, runtime(tmp_path))
-    (table,) = figures.make(entries("params", "paper", cells, read_cells(cells, tmp_path))).values()
+    (table,) = figures.make(sheet_rows("params", "paper", cells, read_cells(cells, tmp_path))).values()
     assert {name: tuple(numbers) for name, *numbers, _ in table.rows} == TABLE_E1
     assert [row[-1] for row in table.rows] == [54, 17, 58, 110, 21]  # convolutions and linear layers
     assert "| VGG19          | 20,024,000 |             11,018 | 20,035,018 |     17 |" in table.markdown
 
 
 def test_networks_without_a_result_are_missing_from_the_table_by_name():
-    lines = [dataclasses.replace(line, panel="VGG19") for line in long_lines(Layer, {None: "missing"}, "counts")]
+    lines = [dataclasses.replace(line, panel="VGG19") for line in long_lines(LayerRow, {None: "missing"}, "counts")]
     (table,) = figures.make([dataclasses.replace(line, experiment="params") for line in lines]).values()
     assert table.rows == [["VGG19", None, None, None, None]]
     assert "missing" in table.markdown
@@ -629,7 +635,7 @@ def test_epochs_come_from_the_runs_and_survive_a_sheet(tmp_path):
     cell = Cell(settings, panel="LeNet-5, CIFAR-10", line="DCT as published")
     perform(cell, Runtime(runs=tmp_path))
     absent = dataclasses.replace(cell, settings=dataclasses.replace(settings, seed=1))
-    lines = entries("offsets", "smoke", [cell, absent], read_cells([cell, absent], tmp_path), Epoch)
+    lines = sheet_rows("offsets", "smoke", [cell, absent], read_cells([cell, absent], tmp_path), EpochRow)
     assert [(line.epoch, line.status) for line in lines] == [(1, "done"), (2, "done"), (None, "missing")]
     assert all(0 <= line.validation <= 1 and line.loss > 0 for line in lines[:2])
     write_sheet(lines, tmp_path / "sheet.csv")

@@ -16,9 +16,9 @@ import pytest
 
 from dctps.experiments import ray_engine
 from dctps.experiments.engines import BUSY, DIED, ENDED, STARTED
+from dctps.experiments.perform import is_over
 from dctps.experiments.ray_engine import AHEAD, Ray
 from dctps.experiments.sweep import sweep
-from dctps.experiments.tasks import is_over
 from dctps.train.loop import Interrupted
 from dctps.train.runs import Run, RunError
 from helpers.marks import needs_digits
@@ -107,7 +107,7 @@ def test_results_come_back_whole(ray, tmp_path):
 
 def test_the_result_is_written_last_and_what_an_earlier_attempt_left_is_gone(ray, tmp_path, monkeypatch):
     [one], written, write = cells(1), [], ray_engine.write_atomically
-    run = Run.of(one.settings, tmp_path)
+    run = Run.open(one.settings, tmp_path)
     for leftover in (run.last, run.rewind):
         leftover.write_text("of another attempt")
     monkeypatch.setattr(ray_engine, "write_atomically", lambda path, how: written.append(path.name) or write(path, how))
@@ -188,7 +188,7 @@ def test_workers_train_in_a_shared_folder(ray, tmp_path, monkeypatch):
 
 def test_a_cell_that_another_worker_is_at_is_busy(ray, tmp_path):
     grid = cells(2)
-    with Run.of(grid[0].settings, tmp_path).claimed():
+    with Run.open(grid[0].settings, tmp_path).claimed():
         events = [(e.cell, e.kind) for e in Ray(shared=True).run(grid, runtime(tmp_path)) if e and e.kind != STARTED]
     assert events == [(grid[0], BUSY), (grid[1], ENDED)]
 

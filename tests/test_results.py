@@ -5,8 +5,8 @@ import json
 import pytest
 
 from dctps.experiments.cells import Cell
+from dctps.experiments.perform import perform
 from dctps.experiments.results import read, read_cells
-from dctps.experiments.tasks import perform
 from helpers.runs import runtime
 from helpers.sweeps import TINY
 

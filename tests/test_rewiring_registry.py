@@ -9,9 +9,9 @@ from torch import nn
 import dctps
 from dctps.cli.train import train
 from dctps.experiments.naming import method_name
+from dctps.methods.rewiring import REWIRINGS
 from dctps.methods.rewiring.base import Rewiring, TrainingPlan
 from dctps.methods.rewiring.dsr import DSR
-from dctps.methods.rewiring.registry import REWIRINGS
 from dctps.methods.rewiring.set import SET
 from dctps.train import fit
 from helpers.marks import needs_digits

@@ -7,10 +7,13 @@ import pytest
 
 from dctps.data import DATASETS
 from dctps.experiments.cells import Cell
+from dctps.experiments.perform import perform
 from dctps.experiments.results import Broken, Results, Row, read_cells
-from dctps.experiments.sheet import Layer, SingularValue, Training, entries, read_sheet, write_sheet
+from dctps.experiments.sheet import read_sheet, sheet_rows, write_sheet
 from dctps.experiments.summary import chance, points
-from dctps.experiments.tasks import perform
+from dctps.experiments.tasks.counts import LayerRow
+from dctps.experiments.tasks.jacobian import SingularValueRow
+from dctps.experiments.tasks.training import TrainingRow
 from dctps.train.settings import Settings, to_json
 from helpers.runs import runtime
 from helpers.sheets import training
@@ -125,7 +128,7 @@ CELLS = [Cell(dataclasses.replace(BASE, density=0.01, seed=seed), "train", "A", 
 def five_lines():
     """A result, a collapse, a failure, a broken file, and a run that is not there."""
     rows = [result(CELLS[0]), failure(CELLS[1], "collapsed"), failure(CELLS[2], "failed")]
-    return entries("lenet", "paper", CELLS, Results(rows, [Broken(CELLS[3].id, "it is damaged")]))
+    return sheet_rows("lenet", "paper", CELLS, Results(rows, [Broken(CELLS[3].id, "it is damaged")]))
 
 
 def test_every_cell_has_a_line_with_its_status():
@@ -139,14 +142,14 @@ def test_every_cell_has_a_line_with_its_status():
 
 
 def test_a_run_named_twice_for_a_line_is_there_once():
-    assert len(entries("lenet", "paper", [CELLS[0], CELLS[0]], Results([], []))) == 1
+    assert len(sheet_rows("lenet", "paper", [CELLS[0], CELLS[0]], Results([], []))) == 1
     elsewhere = dataclasses.replace(CELLS[0], panel="B")
-    assert len(entries("lenet", "paper", [CELLS[0], elsewhere], Results([], []))) == 2
+    assert len(sheet_rows("lenet", "paper", [CELLS[0], elsewhere], Results([], []))) == 2
 
 
 def test_steps_between_rewirings_are_kept():
     cell = Cell(dataclasses.replace(BASE, density=0.01, rewire="rigl", rewire_every=20), "train", "A", "RigL")
-    (line,) = entries("lenet", "paper", [cell], Results([result(cell)], []))
+    (line,) = sheet_rows("lenet", "paper", [cell], Results([result(cell)], []))
     assert line.rewire_every == 20
 
 
@@ -155,17 +158,19 @@ def test_layers_and_singular_values_have_a_line_each():
     counts, jacobian = Cell(settings, "counts", "A", "DCTpS"), Cell(settings, "jacobian", "A", "DCTpS")
     layers = [{"name": "conv", "nnz": 3, "size": 30}, {"name": "fc", "nnz": 0, "size": 40}]
     content = {"layers": layers, "others": 5, "pruning": None, "commit": None}
-    lines = entries("x", "paper", [counts], Results([Row(counts.id, Path(), "counts", "done", settings, content)], []))
+    lines = sheet_rows(
+        "x", "paper", [counts], Results([Row(counts.id, Path(), "counts", "done", settings, content)], [])
+    )
     assert [(o.index, o.name, o.nnz, o.size, o.others) for o in lines] == [(1, "conv", 3, 30, 5), (2, "fc", 0, 40, 5)]
     content = {"singular_values": [[4.0, 1.0], [2.0, 0.0]], "pruning": None}
     rows = [Row(jacobian.id, Path(), "jacobian", "done", settings, content)]
-    lines = entries("x", "paper", [jacobian], Results(rows, []))
+    lines = sheet_rows("x", "paper", [jacobian], Results(rows, []))
     assert [(o.index, o.mean, o.low, o.high, o.examples) for o in lines] == [
         (1, 3.0, 2.0, 4.0, 2),
         (2, 0.5, 0.0, 1.0, 2),
     ]
-    (line,) = entries("x", "paper", [counts], Results([failure(counts, "collapsed")], []))
-    assert (type(line), line.status, line.index) == (Layer, "collapsed", None)
+    (line,) = sheet_rows("x", "paper", [counts], Results([failure(counts, "collapsed")], []))
+    assert (type(line), line.status, line.index) == (LayerRow, "collapsed", None)
 
 
 def test_lines_of_real_runs(tmp_path):
@@ -173,14 +178,14 @@ def test_lines_of_real_runs(tmp_path):
     cells = [Cell(settings, task, "A", "DCTpS") for task in ("train", "counts", "jacobian")]
     for cell in cells:
         perform(cell, runtime(tmp_path))
-    lines = entries("x", "smoke", cells, read_cells(cells, tmp_path))
-    assert {type(line) for line in lines} == {Training, Layer, SingularValue}
+    lines = sheet_rows("x", "smoke", cells, read_cells(cells, tmp_path))
+    assert {type(line) for line in lines} == {TrainingRow, LayerRow, SingularValueRow}
     assert {line.status for line in lines} == {"done"}
-    trained, weights = lines[0], sum(line.nnz for line in lines if isinstance(line, Layer))
+    trained, weights = lines[0], sum(line.nnz for line in lines if isinstance(line, LayerRow))
     assert 0 <= trained.test_at_best <= 1
     assert trained.weights_got == weights
-    assert sum(isinstance(line, SingularValue) for line in lines) == 10
-    for kind in (Training, Layer, SingularValue):
+    assert sum(isinstance(line, SingularValueRow) for line in lines) == 10
+    for kind in (TrainingRow, LayerRow, SingularValueRow):
         own = [line for line in lines if type(line) is kind]
         write_sheet(own, tmp_path / "sheet.csv")
         assert read_sheet(tmp_path / "sheet.csv") == own
@@ -197,16 +202,16 @@ def test_round_trip(tmp_path):
 
 def test_round_trip_of_tiny_and_huge_numbers(tmp_path):
     plain = dataclasses.asdict(training(density=1 / 3))
-    plain = {field.name: plain[field.name] for field in dataclasses.fields(SingularValue) if field.name in plain}
-    lines = [SingularValue(**plain, index=1, mean=value, low=0.0, high=1e300) for value in (0.0, 5e-324, 1e-13 / 3)]
+    plain = {field.name: plain[field.name] for field in dataclasses.fields(SingularValueRow) if field.name in plain}
+    lines = [SingularValueRow(**plain, index=1, mean=value, low=0.0, high=1e300) for value in (0.0, 5e-324, 1e-13 / 3)]
     write_sheet(lines, tmp_path / "sheet.csv")
     assert read_sheet(tmp_path / "sheet.csv") == lines
 
 
 def test_sheets_of_several_kinds_or_none_are_refused(tmp_path):
-    plain = {f.name: getattr(training(), f.name) for f in dataclasses.fields(Layer) if hasattr(training(), f.name)}
+    plain = {f.name: getattr(training(), f.name) for f in dataclasses.fields(LayerRow) if hasattr(training(), f.name)}
     with pytest.raises(ValueError, match="several kinds"):
-        write_sheet([training(), Layer(**plain)], tmp_path / "sheet.csv")
+        write_sheet([training(), LayerRow(**plain)], tmp_path / "sheet.csv")
     with pytest.raises(ValueError, match="no lines"):
         write_sheet([], tmp_path / "sheet.csv")
     assert not list(tmp_path.iterdir())

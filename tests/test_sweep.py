@@ -11,12 +11,13 @@ import time
 import pytest
 import torch
 
+from dctps.experiments import performers
 from dctps.experiments import sweep as module
-from dctps.experiments import tasks
 from dctps.experiments.cells import Cell
 from dctps.experiments.engines import BUSY, ENDED, STARTED
+from dctps.experiments.perform import is_over, note_failure
+from dctps.experiments.status import COLLAPSED, FAILED
 from dctps.experiments.sweep import sweep
-from dctps.experiments.tasks import COLLAPSED, FAILED, is_over, note
 from dctps.train.loop import Interrupted
 from dctps.train.runs import Run, RunError
 from dctps.train.settings import run_id
@@ -97,7 +98,7 @@ def test_a_collapse_is_a_result_and_is_not_repeated(tmp_path):
 
 def test_what_failed_for_a_reason_that_is_gone_succeeds_when_repeated(tmp_path):
     one = cell()
-    note(one, Run.of(one.settings, tmp_path), FAILED, "the moon was full")
+    note_failure(one, Run.open(one.settings, tmp_path), FAILED, "the moon was full")
     assert sweep([one], runtime(tmp_path), Inline()).failed[0].reason == "the moon was full"
     assert sweep([one], runtime(tmp_path), Inline(), retry=True).done == 1
     assert statuses(tmp_path) == {one.id: "done"}
@@ -105,7 +106,7 @@ def test_what_failed_for_a_reason_that_is_gone_succeeds_when_repeated(tmp_path):
 
 def test_a_folder_of_other_settings_fails_that_cell_alone(tmp_path):
     one, other = cells(2)
-    Run.of(other.settings, tmp_path).folder.rename(tmp_path / one.id)
+    Run.open(other.settings, tmp_path).folder.rename(tmp_path / one.id)
     outcome = sweep([one, other], runtime(tmp_path), Inline())
     assert outcome.done == 1
     assert "holds the run of other settings" in outcome.failed[0].reason
@@ -126,7 +127,7 @@ def test_what_others_are_at_is_waited_for(what, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "POLL", 0.01)
     grid, engine, shown = cells(2), Inline(), []
     with contextlib.ExitStack() as other:
-        other.enter_context(getattr(Run.of(grid[0].settings, tmp_path), what)())
+        other.enter_context(getattr(Run.open(grid[0].settings, tmp_path), what)())
 
         def show(event):
             shown.append(event and event.kind)
@@ -141,7 +142,7 @@ def test_what_others_are_at_is_waited_for(what, tmp_path, monkeypatch):
 def test_what_another_driver_finishes_is_not_done_again(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "POLL", 0.01)
     [one], engine = cells(1), Inline()
-    run = Run.of(one.settings, tmp_path)
+    run = Run.open(one.settings, tmp_path)
     with contextlib.ExitStack() as other:
         other.enter_context(run.claimed())
 
@@ -162,10 +163,10 @@ def test_two_sweeps_at_the_same_time_do_each_cell_once(tmp_path, monkeypatch):
     def pretend(settings, runtime, on_epoch):
         trained.append(run_id(settings))
         time.sleep(0.01)
-        Run.of(settings, runtime.runs).save_result({"id": run_id(settings)})
+        Run.open(settings, runtime.runs).save_result({"id": run_id(settings)})
 
     monkeypatch.setattr(module, "POLL", 0.01)
-    monkeypatch.setattr(tasks, "fit", pretend)
+    monkeypatch.setattr(performers, "fit", pretend)
     both = [lambda: outcomes.append(sweep(grid, runtime(tmp_path), Inline()).done)] * 2
     threads = [threading.Thread(target=one) for one in both]
     for thread in threads:

@@ -8,11 +8,11 @@ import torch
 
 from dctps import data, models
 from dctps.data import Dataset
-from dctps.experiments import tasks
 from dctps.experiments.cells import Cell, distinct
+from dctps.experiments.perform import is_over, perform
+from dctps.experiments.performers import JACOBIAN_IMAGES
 from dctps.experiments.results import read
-from dctps.experiments.tasks import is_over, perform
-from dctps.train.runs import Busy
+from dctps.train.runs import Busy, Run
 from dctps.train.settings import Settings, run_id
 from helpers import runs
 
@@ -47,7 +47,7 @@ def test_what_is_over_is_not_done_again(runtime):
 def test_a_claimed_cell_is_left_alone(runtime):
     cell = Cell(TINY)
     perform(dataclasses.replace(cell, task="counts"), runtime)  # makes the folder of runs
-    run = tasks.Run.of(TINY, runtime.runs)
+    run = Run.open(TINY, runtime.runs)
     with run.claimed(), pytest.raises(Busy):
         perform(cell, runtime)
     assert not is_over(run)
@@ -96,7 +96,7 @@ def test_the_jacobian_takes_the_support_that_was_counted(runtime, monkeypatch):
     monkeypatch.setattr("dctps.train.setup.prune", lambda *a, **k: pytest.fail("scored again"))
     perform(Cell(settings, "jacobian"), runtime)
     values = torch.tensor(content(Cell(settings, "jacobian"), runtime)["singular_values"])
-    assert values.shape == (tasks.IMAGES, 10)
+    assert values.shape == (JACOBIAN_IMAGES, 10)
 
 
 def test_cells_that_are_the_same_run_count_once():

@@ -177,7 +177,7 @@ def test_signals_end_a_run_in_the_middle_with_its_state_saved(number, tmp_path):
 
 
 def test_metrics_cut_short_or_ahead_of_the_checkpoint_are_mended(tmp_path):
-    run = Run.of(SMALL, tmp_path)
+    run = Run.open(SMALL, tmp_path)
     run.metrics.write_text('{"epoch": 0, "x": 1}\n{"epoch": 1, "x": 2}\n{"epoch": 2, "x"')
     run.keep_metrics_before(1)
     assert metrics(run) == [{"epoch": 0, "x": 1}]
@@ -217,7 +217,7 @@ def test_folders_that_cannot_be_written(tmp_path):
 
 
 def test_two_processes_do_not_train_in_one_folder(tmp_path):
-    with Run.of(SMALL, tmp_path).locked(), pytest.raises(RunError, match="another process is training in"):
+    with Run.open(SMALL, tmp_path).locked(), pytest.raises(RunError, match="another process is training in"):
         fit(SMALL, runtime(tmp_path))
 
 
@@ -241,7 +241,7 @@ def test_checkpoints_run_no_code(tmp_path):
         def __reduce__(self):
             return os.system, (f"touch {tmp_path / 'ran'}",)
 
-    run = Run.of(SMALL, tmp_path)
+    run = Run.open(SMALL, tmp_path)
     torch.save({"model": Evil()}, run.last)
     with pytest.raises(RunError, match="damaged"):
         fit(SMALL, runtime(tmp_path))

@@ -30,7 +30,7 @@ def alone(settings: Settings, folder: Path, group: Processes | None = None) -> T
     """A trainer in this process, not yet started."""
     device, dataset = torch.device("cpu"), data.load(settings.data)
     model, _ = prepare(settings, dataset, device)
-    return Trainer(settings, runtime(folder), Run.of(settings, folder), group or Processes(), device, dataset, model)
+    return Trainer(settings, runtime(folder), Run.open(settings, folder), group or Processes(), device, dataset, model)
 
 
 def metrics(run: Run) -> list[dict]:

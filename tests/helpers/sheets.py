@@ -1,6 +1,6 @@
 """Lines of sheets."""
 
-from dctps.experiments.sheet import Training
+from dctps.experiments.tasks.training import TrainingRow
 
 
 def training(**changes):
@@ -8,4 +8,4 @@ def training(**changes):
     plain = {"experiment": "lenet", "scale": "paper", "panel": "A", "line": "DCTpS", "task": "train", "model": "lenet"}
     plain |= {"data": "cifar10", "width": None, "images": None, "epochs": 160, "density": 0.01, "seed": 0}
     plain |= {"status": "done", "reason": "", "commit": "abc", "id": "0"}
-    return Training(**(plain | changes))
+    return TrainingRow(**(plain | changes))

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from dctps.experiments.cells import Cell
 from dctps.experiments.engines import BUSY, ENDED, STARTED, Event
+from dctps.experiments.perform import perform
 from dctps.experiments.results import read
-from dctps.experiments.tasks import perform
 from dctps.train.runs import Busy, Run
 from dctps.train.settings import Runtime, Settings
 

@@ -15,10 +15,11 @@ from dctps.cli.sweep import Machines, Place, conclude, do, told
 from dctps.experiments.cells import Cell, distinct
 from dctps.experiments.estimate import Clock, total_seconds
 from dctps.experiments.paper import EXPERIMENTS
+from dctps.experiments.perform import is_over
 from dctps.experiments.results import read_cells
 from dctps.experiments.scales import Scale
-from dctps.experiments.sheet import Epoch, entries, write_sheet
-from dctps.experiments.tasks import is_over
+from dctps.experiments.sheet import sheet_rows, write_sheet
+from dctps.experiments.tasks.training import EpochRow
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,9 +91,9 @@ def _draw(given: Arguments, scale: Scale, cells: list[Cell]) -> None:
     for broken in results.broken:
         print(f"left out: {broken}")
     given.out.mkdir(parents=True, exist_ok=True)
-    kinds = {"": None, "-epochs": Epoch} if EXPERIMENTS[given.name].learning else {"": None}
+    kinds = {"": None, "-epochs": EpochRow} if EXPERIMENTS[given.name].learning else {"": None}
     for suffix, kind in kinds.items():
-        lines = entries(given.name, scale.name, cells, results, kind)
+        lines = sheet_rows(given.name, scale.name, cells, results, kind)
         sheet = given.out / f"{given.name}-{scale.name}{suffix}.csv"
         write_sheet(lines, sheet)
         for path in (sheet, *draw(lines, given.out)):

@@ -11,8 +11,8 @@ from dctps.experiments.board import Board
 from dctps.experiments.cells import Cell
 from dctps.experiments.engines import Engine, default_local
 from dctps.experiments.grids import read_grid
+from dctps.experiments.perform import is_over
 from dctps.experiments.sweep import Outcome, sweep
-from dctps.experiments.tasks import is_over
 from dctps.train.settings import Runtime
 
 

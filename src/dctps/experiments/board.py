@@ -13,10 +13,11 @@ from rich.table import Table
 from dctps.base.words import duration, percent
 from dctps.experiments.cells import Cell, distinct
 from dctps.experiments.engines import BUSY, DIED, ENDED, EPOCH, STARTED, Event
+from dctps.experiments.perform import is_over
 from dctps.experiments.results import failure_of
-from dctps.experiments.tasks import COLLAPSED, is_over
+from dctps.experiments.status import COLLAPSED, DONE, FAILED
 
-DONE, RUNNING, WAITING, FAILED = "done", "running", "waiting", "failed"
+RUNNING, WAITING = "running", "waiting"  # states of a cell that is not over
 
 
 class Board:

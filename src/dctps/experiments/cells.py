@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from dctps.train.runs import Run
-from dctps.train.settings import Settings, run_id
+from dctps.train.settings import Settings
 
 TRAIN = "train"
 
@@ -17,22 +17,26 @@ class Cell:
 
     settings: Settings
     task: str = TRAIN  # a key of dctps.experiments.tasks.TASKS
-    panel: str = ""  # of a figure
-    line: str = ""  # in that panel: a method
+    panel: str = ""  # the panel of a figure in which the result is drawn
+    line: str = ""  # the line in that panel, which is a method
 
     @property
     def id(self) -> str:
         """The name of the run's folder."""
-        return f"{prefix(self.task)}{run_id(self.settings)}"
+        return self.run(Path()).id
+
+    @property
+    def prefix(self) -> str:
+        """What stands before the id of the settings; a training has nothing there, so that `dctps train` finds it."""
+        return "" if self.task == TRAIN else f"{self.task}-"
 
     def run(self, runs: Path) -> Run:
-        """The folder, which need not exist."""
-        return Run(runs / self.id)
+        """The run of this cell; its folder need not exist."""
+        return Run.at(self.settings, runs, self.prefix)
 
-
-def prefix(task: str) -> str:
-    """Of a folder's name: a training has none, so that `dctps train` finds it."""
-    return "" if task == TRAIN else f"{task}-"
+    def open_run(self, runs: Path) -> Run:
+        """The run of this cell, whose folder is made if it is not there."""
+        return Run.open(self.settings, runs, self.prefix)
 
 
 def distinct(cells: Iterable[Cell]) -> list[Cell]:
@@ -44,4 +48,5 @@ def distinct(cells: Iterable[Cell]) -> list[Cell]:
 
 
 def varied(settings: Settings, **changes: Any) -> Settings:
+    """The settings with some of them changed."""
     return dataclasses.replace(settings, **changes)

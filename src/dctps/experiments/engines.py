@@ -19,7 +19,8 @@ from multiprocessing.connection import Connection, wait
 from typing import Any, Protocol
 
 from dctps.experiments.cells import Cell
-from dctps.experiments.tasks import FAILED, claimed, note, perform
+from dctps.experiments.perform import claimed, note_failure, perform
+from dctps.experiments.status import FAILED
 from dctps.train.loop import Interrupted
 from dctps.train.runs import Busy, RunError
 from dctps.train.settings import Runtime
@@ -75,7 +76,7 @@ class Local:
         with contextlib.suppress(Busy), claimed(death.cell, runtime.runs) as run:
             if run is not None:  # its last act may have been to finish
                 cause = _cause(death.row["exit code"])
-                note(death.cell, run, FAILED, f"its process died {deaths} times, the last time of {cause}")
+                note_failure(death.cell, run, FAILED, f"its process died {deaths} times, the last time of {cause}")
 
 
 def default_local(processes: int | None = None, threads: int | None = None) -> Local:

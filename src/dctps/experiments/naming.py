@@ -7,7 +7,7 @@ rewirings, batches of a pruning method): whoever takes means over runs has to ke
 from dctps.base.words import percent
 from dctps.experiments.cells import varied
 from dctps.experiments.paper import DENSE, METHODS
-from dctps.methods.rewiring.registry import REWIRINGS
+from dctps.methods.rewiring import REWIRINGS
 from dctps.train.settings import Settings
 
 RULES = {

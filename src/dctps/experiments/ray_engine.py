@@ -30,7 +30,8 @@ from typing import Any
 from dctps.base.files import write_atomically
 from dctps.experiments.cells import Cell
 from dctps.experiments.engines import BUSY, DIED, ENDED, PATIENCE, STARTED, Event
-from dctps.experiments.tasks import FAILED, claimed, is_over, note, perform
+from dctps.experiments.perform import claimed, is_over, note_failure, perform
+from dctps.experiments.status import FAILED
 from dctps.train.loop import Interrupted
 from dctps.train.runs import Busy, Run, RunError
 from dctps.train.settings import Runtime
@@ -157,7 +158,7 @@ class _Flights:
             again = claimed(flight.cell, self.runtime.runs) if self.shared else contextlib.nullcontext(flight.run)
             with again as run:
                 if run is not None:  # its last act may have been to finish
-                    note(flight.cell, run, FAILED, f"its Ray task failed for good: {line}", text)
+                    note_failure(flight.cell, run, FAILED, f"its Ray task failed for good: {line}", text)
 
     def recall(self) -> None:
         """End what is under way; where there is something to save it is saved first."""
@@ -184,7 +185,7 @@ def _bring_home(flight: _Flight, files: Files) -> None:
     except OSError as error:
         raise RunError(f"cannot write into {run.folder}: {error.strerror or error}") from error
     if not is_over(run):
-        note(flight.cell, run, FAILED, f"only {', '.join(files) or 'nothing'} came back from its Ray task")
+        note_failure(flight.cell, run, FAILED, f"only {', '.join(files) or 'nothing'} came back from its Ray task")
 
 
 def _write(path: Path, content: bytes) -> None:

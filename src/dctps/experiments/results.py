@@ -7,24 +7,19 @@ listed with the reason, and whoever takes means over rows can say what is missin
 import dataclasses
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from dctps.experiments.cells import TRAIN, Cell
+from dctps.experiments.status import DONE, FAILED
+from dctps.experiments.tasks import TASKS
 from dctps.train.runs import Run
 from dctps.train.settings import Settings, from_json
 
-DONE = "done"
-_ALWAYS = {"id", "settings", "commit", "versions", "cpu", "threads", "finished"}
-_TRAINING = {"accuracy", "weights", "pruning", "rewirings", "bytes", "seconds", "processes"}
-KEYS = {
-    TRAIN: _ALWAYS | _TRAINING,
-    "counts": _ALWAYS | {"task", "layers", "others", "pruning"},
-    "jacobian": _ALWAYS | {"task", "singular_values", "pruning"},
-}
-_FAILURE = _ALWAYS | {"task", "status", "reason", "details"}
+_EVERY = {"id", "settings", "commit", "versions", "cpu", "threads", "finished"}  # keys of every result and failure
+_FAILURE = _EVERY | {"task", "status", "reason", "details"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,11 +39,7 @@ class Row:
 
     def epochs(self) -> list[dict[str, Any]]:
         """The metrics of a training, epoch by epoch; lines that cannot be read are left out."""
-        try:
-            lines = Run(self.folder).metrics.read_text(encoding="utf-8", errors="replace").splitlines()
-        except OSError:
-            return []
-        return [own for own in _parsed(lines) if isinstance(own, dict) and type(own.get("epoch")) is int]
+        return Run(self.folder).read_metrics()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,8 +103,8 @@ def failure_of(run: Run) -> Failure | None:
         return None
     row = _look(str(run.folder))
     if isinstance(row, Row):
-        return Failure(run.folder.name, row.status, row.reason)
-    return Failure(run.folder.name, "failed", f"{run.failure} is damaged")
+        return Failure(run.id, row.status, row.reason)
+    return Failure(run.id, FAILED, f"{run.failure} is damaged")
 
 
 def _look(folder: str) -> Row | Broken | None:
@@ -144,36 +135,25 @@ def _row(folder: Path, name: str, content: Any) -> Row:
     if not isinstance(content, dict):
         raise _Unusable(f"it holds a {type(content).__name__}, not an object")
     task, status = content.get("task", TRAIN), content.get("status", DONE)
-    known = KEYS.get(task) if status == DONE else _FAILURE
-    if known is None:
-        raise _Unusable(f"unknown task {task!r}; a newer version may know it")
-    if unknown := set(content) - known:
-        raise _Unusable(f"unknown keys {', '.join(sorted(unknown))}; a newer version may know them")
-    if missing := {"id", "settings"} - set(content) | ((known - set(content)) if status == DONE else set()):
-        raise _Unusable(f"{', '.join(sorted(missing))} is missing")
+    _check_keys(content, task, status)
     if content["id"] != name:
         raise _Unusable(f"it is the result of {content['id']}")
     try:
         settings = from_json(content["settings"])
     except ValueError as error:
         raise _Unusable(str(error)) from None
-    if status == DONE and task == TRAIN and content["bytes"]["file"] and not (folder / "best.safetensors").exists():
-        raise _Unusable("its network, best.safetensors, is gone; delete the folder to train it again")
-    if status == DONE and task == TRAIN:
-        float(content["accuracy"]["test_at_best"]), float(content["accuracy"]["best_validation"])
+    objection = TASKS[task].objection(content, Run(folder)) if status == DONE else None
+    if objection is not None:
+        raise _Unusable(objection)
     return Row(name, folder, task, status, settings, content)
 
 
-def _parsed(lines: Sequence[str]) -> list[Any]:
-    """All lines at once, which is much quicker; one by one where one of them is damaged, as the last may well be."""
-    try:
-        return list(json.loads(f"[{','.join(lines)}]"))
-    except (ValueError, RecursionError):
-        return list(map(_line, lines))
-
-
-def _line(line: str) -> Any:
-    try:
-        return json.loads(line)
-    except (ValueError, RecursionError):
-        return None
+def _check_keys(content: dict[str, Any], task: str, status: str) -> None:
+    if status == DONE and task not in TASKS:
+        raise _Unusable(f"unknown task {task!r}; a newer version may know it")
+    known = _EVERY | TASKS[task].keys if status == DONE else _FAILURE
+    if unknown := set(content) - known:
+        raise _Unusable(f"unknown keys {', '.join(sorted(unknown))}; a newer version may know them")
+    needed = known if status == DONE else {"id", "settings"}
+    if missing := needed - set(content):
+        raise _Unusable(f"{', '.join(sorted(missing))} is missing")

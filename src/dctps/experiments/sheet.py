@@ -1,212 +1,115 @@
-"""Results as CSV: a line per run, or per layer, singular value or epoch of it, from which figures can be drawn again.
+"""Results as CSV: a row per run, layer, singular value or epoch, from which figures can be drawn again.
 
-Each line says to which experiment, scale, panel and line of a figure it belongs, so that a file holds all that its
-figure needs. Runs without a result have a line too, with their status: what is missing stays visible.
+Each row says to which experiment, scale, panel and line of a figure it belongs, so that a file holds all that its
+figure needs. Runs without a result have a row too, with their status, so that what is missing stays visible.
 """
 
 import csv
 import dataclasses
 import typing
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from dctps.base.files import write_atomically
 from dctps.base.registry import lookup
-from dctps.experiments.cells import TRAIN, Cell
-from dctps.experiments.results import DONE, Results, Row
+from dctps.experiments.cells import Cell
+from dctps.experiments.results import Results, Row
+from dctps.experiments.status import DONE
+from dctps.experiments.tasks import TASKS
+from dctps.experiments.tasks.task import Columns, SheetRow
+from dctps.train.runs import Run
 
-MISSING, BROKEN = "missing", "broken"  # beside done, collapsed and failed: no result yet, or one that cannot be used
-
-
-@dataclasses.dataclass(frozen=True)
-class Entry:
-    """What every line has: where it is drawn, what was run and what became of it. An empty cell is None."""
-
-    experiment: str
-    scale: str
-    panel: str
-    line: str
-    task: str
-    model: str
-    data: str
-    width: int | None
-    images: int | None
-    epochs: int
-    density: float | None
-    seed: int
-    status: str
-    reason: str
-    commit: str
-    id: str
+MISSING, BROKEN = "missing", "broken"  # statuses beside done, collapsed and failed: no result, or an unusable one
 
 
-@dataclasses.dataclass(frozen=True)
-class Training(Entry):
-    """A training: accuracies as fractions, numbers of trainable weights, bytes of the network's file, seconds."""
-
-    best_validation: float | None = None
-    best_epoch: int | None = None
-    test_at_best: float | None = None
-    final_validation: float | None = None
-    final_test: float | None = None
-    weights_asked: int | None = None
-    weights_got: int | None = None
-    weights_size: int | None = None
-    file_bytes: int | None = None
-    seconds: float | None = None
-    pruning_seconds: float | None = None
-    pruning_passes: int | None = None  # forward, of one batch each
-    rewire_every: int | None = None  # steps
+# --- from results to rows -------------------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
-class Layer(Entry):
-    """A prunable layer: its number (from 1), name, trainable weights and size; `others` are those of the network."""
+def sheet_rows(
+    experiment: str, scale: str, cells: Iterable[Cell], results: Results, kind: type[SheetRow] | None = None
+) -> list[SheetRow]:
+    """The rows of an experiment at a scale, both by name; cells that `results` does not have are missing.
 
-    index: int | None = None
-    name: str = ""
-    nnz: int | None = None
-    size: int | None = None
-    others: int | None = None  # parameters that are no weights: biases, BatchNorm, alphas
-
-
-@dataclasses.dataclass(frozen=True)
-class SingularValue(Entry):
-    """The singular value of the Jacobian with this number (from 1, largest first), over some images."""
-
-    index: int | None = None
-    mean: float | None = None
-    low: float | None = None
-    high: float | None = None
-    examples: int | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class Epoch(Entry):
-    """An epoch of a training (from 1): accuracies as fractions, the mean loss of its steps."""
-
-    epoch: int | None = None
-    loss: float | None = None
-    train: float | None = None
-    validation: float | None = None
-
-
-KINDS: dict[str, type[Entry]] = {TRAIN: Training, "counts": Layer, "jacobian": SingularValue}
-
-# --- from runs ------------------------------------------------------------------------------------------------------
-
-
-def entries(
-    experiment: str, scale: str, cells: Iterable[Cell], results: Results, kind: type[Entry] | None = None
-) -> list[Entry]:
-    """The lines of an experiment, by the names of it and its scale; cells without a row among `results` are missing.
-
-    A run that an experiment names twice for one line is there once. `kind`: of the lines, if not that of the task.
+    A run that an experiment names twice for one line is there once.
+    kind: the class of the rows, if not the one that the task of a cell usually has.
     """
-    rows = {row.id: row for row in results.rows}
-    broken = {one.name: one.reason for one in results.broken}
-    found: list[Entry] = []
+    found = {row.id: row for row in results.rows}
+    broken = {run.name: run.reason for run in results.broken}
+    rows: list[SheetRow] = []
     for cell in {(cell.id, cell.panel, cell.line): cell for cell in cells}.values():
-        row = rows.get(cell.id)
-        state = _state(row, broken.get(cell.id))
-        made = lookup(KINDS, cell.task, "task") if kind is None else kind
-        own = _OWN[made](row) if row is not None and row.status == DONE else [{}]
-        found += [made(experiment, scale, **_place(cell), **state, id=cell.id, **numbers) for numbers in own]
-    return found
+        row_class = kind or lookup(TASKS, cell.task, "task").row
+        shared = {**_origin(cell), **_outcome(found.get(cell.id), broken.get(cell.id)), "id": cell.id}
+        added = _task_columns(cell, found.get(cell.id), row_class)
+        rows += [row_class(experiment, scale, **shared, **columns) for columns in added]
+    return rows
 
 
-def _place(cell: Cell) -> dict[str, Any]:
+def _origin(cell: Cell) -> dict[str, Any]:
     names = ("model", "data", "width", "images", "epochs", "density", "seed")
     settings = {name: getattr(cell.settings, name) for name in names}
     return {"panel": cell.panel, "line": cell.line, "task": cell.task, **settings}
 
 
-def _state(row: Row | None, broken: str | None) -> dict[str, Any]:
+def _outcome(row: Row | None, broken: str | None) -> dict[str, Any]:
     if row is None:
         return {"status": MISSING if broken is None else BROKEN, "reason": broken or "", "commit": ""}
     return {"status": row.status, "reason": row.reason, "commit": row.content.get("commit") or ""}
 
 
-def _training(row: Row) -> list[dict[str, Any]]:
-    content = row.content
-    names = ("best_validation", "best_epoch", "test_at_best", "final_validation", "final_test")
-    accuracy = {name: content["accuracy"][name] for name in names}
-    weights = {f"weights_{name}": content["weights"].get(name) for name in ("asked", "got", "size")}
-    costs = {"file_bytes": content["bytes"]["file"], "seconds": content["seconds"]}
-    pruning, settings = content["pruning"] or {}, content["settings"]
-    costs |= {"pruning_seconds": pruning.get("seconds"), "pruning_passes": pruning.get("forward_passes")}
-    every = settings["rewire_every"] if settings.get("rewire") else None
-    return [{**accuracy, **weights, **costs, "rewire_every": every}]
+def _task_columns(cell: Cell, row: Row | None, row_class: type[SheetRow]) -> list[Columns]:
+    """The columns that the task adds, row by row; one row without them where there is no result."""
+    if row is None or row.status != DONE:
+        return [{}]
+    return TASKS[cell.task].sheets[row_class](row.content, Run(row.folder))
 
 
-def _layers(row: Row) -> list[dict[str, Any]]:
-    others = row.content["others"]
-    return [{"index": i, **layer, "others": others} for i, layer in enumerate(row.content["layers"], 1)]
+# --- rows in and out of files ---------------------------------------------------------------------------------------
 
 
-def _values(row: Row) -> list[dict[str, Any]]:
-    spectra = row.content["singular_values"]  # one per image
-    return [
-        {"index": i, "mean": sum(own) / len(own), "low": min(own), "high": max(own), "examples": len(own)}
-        for i, own in enumerate(zip(*spectra, strict=True), 1)
-    ]
-
-
-def _epochs(row: Row) -> list[dict[str, Any]]:
-    names = ("loss", "train", "validation")
-    return [{"epoch": own["epoch"] + 1, **{name: own.get(name) for name in names}} for own in row.epochs()] or [{}]
-
-
-_OWN: dict[type[Entry], Callable[[Row], list[dict[str, Any]]]] = {
-    Training: _training,
-    Layer: _layers,
-    SingularValue: _values,
-    Epoch: _epochs,
-}
-
-# --- in and out of files --------------------------------------------------------------------------------------------
-
-
-def write_sheet(lines: Sequence[Entry], path: Path) -> None:
-    """As CSV, atomically. The lines are of one kind; numbers are written so that they are read back exactly."""
-    if not lines:
-        raise ValueError(f"no lines to write into {path}")
-    if len({type(line) for line in lines}) > 1:
-        raise ValueError(f"lines of several kinds in one sheet, {path}: write one for each task")
-    names = [field.name for field in dataclasses.fields(lines[0])]
+def write_sheet(rows: Sequence[SheetRow], path: Path) -> None:
+    """Write rows of one class as CSV, atomically, with numbers that are read back exactly."""
+    if not rows:
+        raise ValueError(f"there are no lines to write into {path}")
+    if len({type(row) for row in rows}) > 1:
+        raise ValueError(f"{path} cannot hold rows of several kinds; write one sheet for each task")
+    names = [field.name for field in dataclasses.fields(rows[0])]
 
     def write(file: Path) -> None:
         with file.open("w", newline="", encoding="utf-8") as stream:
             writer = csv.writer(stream, lineterminator="\n")
             writer.writerow(names)
-            writer.writerows([getattr(line, name) for name in names] for line in lines)
+            writer.writerows([getattr(row, name) for name in names] for row in rows)
 
     write_atomically(path, write)
 
 
-def read_sheet(path: Path) -> list[Entry]:
-    """The lines that `write_sheet` wrote; ValueError with the place for anything else."""
+def read_sheet(path: Path) -> list[SheetRow]:
+    """The rows that `write_sheet` wrote; ValueError with the place for anything else."""
     with path.open(newline="", encoding="utf-8") as stream:
         reader = csv.reader(stream)
         names = next(reader, [])
-        kind = _kind(names, path)
-        return [_parsed(kind, names, texts, f"{path}, line {reader.line_num}") for texts in reader]
+        row_class = _class_of(names, path)
+        return [_parsed(row_class, names, texts, f"{path}, line {reader.line_num}") for texts in reader]
 
 
-def _kind(names: list[str], path: Path) -> type[Entry]:
-    for kind in _OWN:
-        if names == [field.name for field in dataclasses.fields(kind)]:
-            return kind
+def _class_of(names: list[str], path: Path) -> type[SheetRow]:
+    for row_class in _row_classes():
+        if names == [field.name for field in dataclasses.fields(row_class)]:
+            return row_class
     raise ValueError(f"{path} is not a sheet of results of this version: its columns are {', '.join(names) or 'none'}")
 
 
-def _parsed(kind: type[Entry], names: list[str], texts: list[str], where: str) -> Entry:
+def _row_classes() -> Iterator[type[SheetRow]]:
+    return (row_class for task in TASKS.values() for row_class in task.sheets)
+
+
+def _parsed(row_class: type[SheetRow], names: list[str], texts: list[str], where: str) -> SheetRow:
     if len(texts) != len(names):
         raise ValueError(f"{where}: {len(texts)} cells for {len(names)} columns")
-    hints = typing.get_type_hints(kind)
+    hints = typing.get_type_hints(row_class)
     try:
-        return kind(**{name: _value(hints[name], text) for name, text in zip(names, texts, strict=True)})
+        return row_class(**{name: _value(hints[name], text) for name, text in zip(names, texts, strict=True)})
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from None
 

@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 
 from dctps.core.allocation import budget
 from dctps.data import DATASETS
-from dctps.experiments.sheet import Training
 from dctps.experiments.status import COLLAPSED, DONE
+from dctps.experiments.tasks.training import TrainingRow
 
 Key = TypeVar("Key", bound=Any)
 
@@ -99,12 +99,12 @@ class Point:
         return self.n == 0 and self.collapsed > 0
 
 
-def points(entries: Iterable[Training], validation: bool = False) -> list[Point]:
+def points(entries: Iterable[TrainingRow], validation: bool = False) -> list[Point]:
     """Return a point for each panel, line and density, in order of appearance.
 
     validation: take the best validation accuracy instead of the test accuracy at that epoch.
     """
-    groups: dict[tuple[str, str, float | None], list[Training]] = {}
+    groups: dict[tuple[str, str, float | None], list[TrainingRow]] = {}
     sizes: dict[str, int] = {}
     for entry in entries:
         groups.setdefault((entry.panel, entry.line, entry.density), []).append(entry)
@@ -113,7 +113,7 @@ def points(entries: Iterable[Training], validation: bool = False) -> list[Point]
     return [_point(group, validation, sizes.get(panel)) for (panel, _, _), group in groups.items()]
 
 
-def _point(entries: Sequence[Training], validation: bool, size: int | None) -> Point:
+def _point(entries: Sequence[TrainingRow], validation: bool, size: int | None) -> Point:
     """Return the point of the runs that differ in their seeds alone; `size` is the network's number of weights."""
     first, done = entries[0], [entry for entry in entries if entry.status == DONE]
     accuracy = over_seeds(entry.best_validation if validation else entry.test_at_best for entry in done)
@@ -132,7 +132,7 @@ def _point(entries: Sequence[Training], validation: bool, size: int | None) -> P
     )
 
 
-def _weights(done: Sequence[Training], density: float | None, size: int | None) -> int | None:
+def _weights(done: Sequence[TrainingRow], density: float | None, size: int | None) -> int | None:
     """Return the mean number of weights or, where no network was trained, the number that was asked for."""
     trained = over_seeds(entry.weights_got for entry in done).mean
     if trained is not None:

@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 
 from dctps.experiments.cells import Cell, distinct
 from dctps.experiments.engines import BUSY, Engine, Event
+from dctps.experiments.perform import is_over
 from dctps.experiments.results import Failure, failure_of
-from dctps.experiments.tasks import COLLAPSED, FAILED, is_over
+from dctps.experiments.status import COLLAPSED, FAILED
 from dctps.train.loop import Interrupted
 from dctps.train.runs import Busy, Run, RunError
 from dctps.train.settings import Runtime

@@ -101,7 +101,7 @@ class Fitting:
         # everything that can be wrong is found before a folder is made
         saved = Run(self.runtime.runs / run_id(settings)).load_state()
         model, cost = self._prepare(settings, saved)
-        run = Run.of(settings, self.runtime.runs)
+        run = Run.open(settings, self.runtime.runs)
         with run.locked() if self.group.first else contextlib.nullcontext():
             trainer = Trainer(settings, self.runtime, run, self.group, self.device, self.dataset, model, cost)
             trainer.on_epoch = on_epoch

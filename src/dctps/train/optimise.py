@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from dctps.methods.rewiring import REWIRINGS
 from dctps.methods.rewiring.base import Rewiring, TrainingPlan
-from dctps.methods.rewiring.registry import REWIRINGS
 from dctps.methods.subspace.subspace import Subspace
 from dctps.nn.dps_layer import DpsLayer
 from dctps.train.settings import Settings

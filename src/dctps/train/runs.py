@@ -8,7 +8,7 @@ import contextlib
 import fcntl
 import io
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,12 +44,17 @@ class Run:
         self.failure = folder / "failure.json"  # in place of a result: why there is none
 
     @classmethod
-    def of(cls, settings: Settings, runs: Path, prefix: str = "") -> "Run":
-        """The run of these settings: made if it is not there, refused if it is another's.
+    def at(cls, settings: Settings, runs: Path, prefix: str = "") -> "Run":
+        """The run of these settings in the folder `runs`; nothing is made, and the run need not exist.
 
-        prefix: of the folder's name, for what is done with settings other than training.
+        prefix: the beginning of the folder's name, for tasks other than training.
         """
-        run = cls(runs / f"{prefix}{run_id(settings)}")
+        return cls(runs / f"{prefix}{run_id(settings)}")
+
+    @classmethod
+    def open(cls, settings: Settings, runs: Path, prefix: str = "") -> "Run":
+        """The run of these settings, whose folder is made if it is not there; `RunError` if it holds another run."""
+        run = cls.at(settings, runs, prefix)
         config = run.folder / "config.json"
         try:
             run.folder.mkdir(parents=True, exist_ok=True)
@@ -67,6 +72,11 @@ class Run:
         if not same:
             raise RunError(f"{run.folder} holds the run of other settings; move it away")
         return run
+
+    @property
+    def id(self) -> str:
+        """The name of the folder."""
+        return self.folder.name
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -165,6 +175,14 @@ class Run:
                     kept.append(line)
         self._write(self.metrics, lambda file: file.write_text("".join(f"{line}\n" for line in kept)))
 
+    def read_metrics(self) -> list[dict[str, Any]]:
+        """The metrics epoch by epoch; lines that cannot be read are left out."""
+        try:
+            lines = self.metrics.read_text(encoding="utf-8", errors="replace").splitlines()
+        except OSError:
+            return []
+        return [row for row in _parsed(lines) if isinstance(row, dict) and type(row.get("epoch")) is int]
+
     def add_metrics(self, row: dict[str, Any]) -> None:
         with self._writing(self.metrics), self.metrics.open("a") as file:
             file.write(json.dumps(row) + "\n")
@@ -184,3 +202,18 @@ class Run:
     def kept(self) -> str:
         """What there is to go on from, for error messages."""
         return f"the last good checkpoint is {self.last}" if self.last.exists() else "there is no checkpoint yet"
+
+
+def _parsed(lines: Sequence[str]) -> list[Any]:
+    """The JSON of all lines at once, which is much quicker; one by one where one of them is damaged."""
+    try:
+        return list(json.loads(f"[{','.join(lines)}]"))
+    except (ValueError, RecursionError):
+        return list(map(_parsed_line, lines))
+
+
+def _parsed_line(line: str) -> Any:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        return None

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dctps.base.registry import lookup
-from dctps.methods.rewiring.registry import REWIRINGS
+from dctps.methods.rewiring import REWIRINGS
 
 Offset = str | None
 

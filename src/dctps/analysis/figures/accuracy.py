@@ -18,15 +18,15 @@ from dctps.analysis.figures.looks import (
 from dctps.analysis.looks import GREY, LOOKS, Look
 from dctps.base.words import percent
 from dctps.experiments.paper import DENSE, EXPERIMENTS, Experiment
-from dctps.experiments.sheet import Training
 from dctps.experiments.summary import Point, chance, points
+from dctps.experiments.tasks.training import TrainingRow
 
 COLUMNS = {1: 1, 3: 3}  # panels -> columns; two columns otherwise, as in the paper
 COLLAPSE = "collapsed (at chance)"
 NAN = float("nan")  # matplotlib leaves a gap there
 
 
-def accuracy_figure(entries: Sequence[Training]) -> dict[str, Any]:
+def accuracy_figure(entries: Sequence[TrainingRow]) -> dict[str, Any]:
     """Draw a panel for each network and data set."""
     experiment, panels = EXPERIMENTS[entries[0].experiment], captions.by_panel(entries)
     looks = assign_looks(list(dict.fromkeys(entry.line for entry in entries)))
@@ -38,7 +38,7 @@ def accuracy_figure(entries: Sequence[Training]) -> dict[str, Any]:
     return {"": figure}
 
 
-def _draw_panel(axes: Any, entries: Sequence[Training], experiment: Experiment, looks: dict[str, Look]) -> None:
+def _draw_panel(axes: Any, entries: Sequence[TrainingRow], experiment: Experiment, looks: dict[str, Look]) -> None:
     found = points(entries, experiment.validation)
     sparse = sorted((p for p in found if p.density is not None), key=lambda p: p.density or 0)
     for name, look in looks.items():
@@ -142,7 +142,7 @@ def _handles(grid: Sequence[Any], looks: dict[str, Look]) -> list[Any]:
     return handles
 
 
-def _words(entries: Sequence[Training]) -> str:
+def _words(entries: Sequence[TrainingRow]) -> str:
     seeds = max(point.asked for point in points(entries))
     means = "one seed" if seeds == 1 else f"mean and standard deviation (shaded) of {seeds} seeds"
     return captions.joined(captions.training_words(entries), means, captions.missing_words(entries))

@@ -7,16 +7,16 @@ from typing import Any
 
 from dctps.base.words import percent
 from dctps.experiments.paper import Experiment
-from dctps.experiments.sheet import Entry
 from dctps.experiments.status import COLLAPSED, DONE, FAILED
+from dctps.experiments.tasks.task import SheetRow
 from dctps.experiments.titles import data_title, network_title
 
 NO_BREAK = "\u00a0"  # a space at which no line ends
 
 
-def by_panel(entries: Sequence[Entry]) -> dict[str, list[Any]]:
+def by_panel(entries: Sequence[SheetRow]) -> dict[str, list[Any]]:
     """Group the entries of a sheet by the panel that shows them, in order of appearance."""
-    groups: dict[str, list[Entry]] = {}
+    groups: dict[str, list[SheetRow]] = {}
     for entry in entries:
         groups.setdefault(entry.panel, []).append(entry)
     return groups
@@ -40,7 +40,7 @@ def page_title(experiment: Experiment) -> str:
     return f"{experiment.title} ({where})"
 
 
-def panel_title(entries: Sequence[Entry]) -> str:
+def panel_title(entries: Sequence[SheetRow]) -> str:
     """Return the name of a panel and, where the scale replaced them, the network and data set that were run."""
     first = entries[0]
     network, data = network_title(first.model), data_title(first.data)
@@ -68,10 +68,10 @@ def joined(*parts: str) -> str:
     return "; ".join(filter(None, parts))
 
 
-def training_words(entries: Sequence[Entry]) -> str:
+def training_words(entries: Sequence[SheetRow]) -> str:
     """Say at which scale networks were trained: epochs and, where they are reduced, images and width."""
 
-    def words(entry: Entry) -> str:
+    def words(entry: SheetRow) -> str:
         images = "" if entry.images is None else f", {entry.images:,} images"
         width = "" if entry.width is None else f", width {entry.width}"
         return f"{entry.epochs} epochs{images}{width}"
@@ -79,7 +79,7 @@ def training_words(entries: Sequence[Entry]) -> str:
     return f"{entries[0].scale} scale: {_for_panels({p: words(own[0]) for p, own in by_panel(entries).items()})}"
 
 
-def initial_words(entries: Sequence[Entry]) -> str:
+def initial_words(entries: Sequence[SheetRow]) -> str:
     """Say at which scale networks were looked at before any training."""
     widths = {panel: group[0].width for panel, group in by_panel(entries).items()}
     words = {panel: "networks in full" if width is None else f"width {width}" for panel, width in widths.items()}
@@ -94,7 +94,7 @@ def _for_panels(words: dict[str, str]) -> str:
     return "; ".join(f"{text} ({' and '.join(names)})" for text, names in panels.items())
 
 
-def missing_words(entries: Sequence[Entry]) -> str:
+def missing_words(entries: Sequence[SheetRow]) -> str:
     """Say how many runs are not in the figure; empty if none is missing."""
     statuses = Counter({entry.id: entry.status for entry in entries}.values())
     total, collapsed, failed = sum(statuses.values()), statuses.pop(COLLAPSED, 0), statuses.pop(FAILED, 0)

@@ -14,7 +14,9 @@ from dctps.analysis.figures.table1 import table1
 from dctps.analysis.figures.tables import Table, params_table
 from dctps.base.registry import lookup
 from dctps.experiments.paper import EXPERIMENTS
-from dctps.experiments.sheet import Entry, Epoch, read_sheet
+from dctps.experiments.sheet import read_sheet
+from dctps.experiments.tasks.task import SheetRow
+from dctps.experiments.tasks.training import EpochRow
 
 __all__ = ["FIGURES", "WHY_NOT", "available", "draw", "make", "redraw"]
 
@@ -31,19 +33,19 @@ FIGURES: dict[str, Callable[[Any], dict[str, Any]]] = {
 TABLES = ("params", "table1")  # these kinds need no matplotlib
 
 
-def make(entries: Sequence[Entry]) -> dict[str, Any]:
+def make(entries: Sequence[SheetRow]) -> dict[str, Any]:
     """Return the figures (of matplotlib) or tables of an experiment by the suffixes of their file names."""
     if not entries:
         raise ValueError("there are no lines to draw a figure from; a sheet needs at least one")
     kind = lookup(EXPERIMENTS, entries[0].experiment, "experiment").kind
-    if isinstance(entries[0], Epoch):
+    if isinstance(entries[0], EpochRow):
         kind = LEARNING
     if kind not in TABLES and not available():
         raise ModuleNotFoundError(WHY_NOT)
     return lookup(FIGURES, kind, "kind of figure")(entries)
 
 
-def draw(entries: Sequence[Entry], folder: Path) -> list[Path]:
+def draw(entries: Sequence[SheetRow], folder: Path) -> list[Path]:
     """Write figures as NAME-SCALE[...].png and .pdf, tables as .md and .csv into a folder; return the paths."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = []

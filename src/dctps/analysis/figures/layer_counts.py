@@ -14,9 +14,9 @@ from dctps.analysis.figures.looks import density_colours, density_handles
 from dctps.analysis.looks import GREY
 from dctps.base.words import percent
 from dctps.experiments.paper import EXPERIMENTS
-from dctps.experiments.sheet import Layer
 from dctps.experiments.status import COLLAPSED, DONE
 from dctps.experiments.summary import mean_curves
+from dctps.experiments.tasks.counts import LayerRow
 
 MANY_METHODS = 3  # with so many methods each network has a figure of its own
 FEW_WEIGHTS = 10  # an inset shows layers with at most so many weights
@@ -26,7 +26,7 @@ EMPTY = "layer without weights"
 Curves = dict[float, list[float]]  # density -> weights of each layer
 
 
-def counts_figure(entries: Sequence[Layer]) -> dict[str, Any]:
+def counts_figure(entries: Sequence[LayerRow]) -> dict[str, Any]:
     """Draw one page, or a page for each network where there are many methods."""
     methods = dict.fromkeys(entry.line for entry in entries)
     if len(methods) < MANY_METHODS:
@@ -34,7 +34,7 @@ def counts_figure(entries: Sequence[Layer]) -> dict[str, Any]:
     return {f"-{captions.slug(panel)}": _draw_page(group) for panel, group in captions.by_panel(entries).items()}
 
 
-def _draw_page(entries: Sequence[Layer]) -> Any:
+def _draw_page(entries: Sequence[LayerRow]) -> Any:
     """Draw networks below one another and their methods side by side."""
     networks = captions.by_panel(entries)
     panels = [(group, method) for group in networks.values() for method in dict.fromkeys(e.line for e in group)]
@@ -51,13 +51,13 @@ def _draw_page(entries: Sequence[Layer]) -> Any:
     return figure
 
 
-def _page_title(entries: Sequence[Layer], networks: int) -> str:
+def _page_title(entries: Sequence[LayerRow], networks: int) -> str:
     """Return the title of the experiment and, if the page shows one network alone, its name."""
     title = captions.page_title(EXPERIMENTS[entries[0].experiment])
     return f"{title}: {captions.panel_title(entries)}" if networks == 1 else title
 
 
-def _panel_title(entries: Sequence[Layer], method: str, networks: int, panels: int) -> str:
+def _panel_title(entries: Sequence[LayerRow], method: str, networks: int, panels: int) -> str:
     """Return the network, the method or both, whatever differs between panels, and where the method collapsed."""
     network = captions.panel_title(entries)
     name = method if networks == 1 else f"{network}: {method}" if panels > networks else network
@@ -68,7 +68,7 @@ def _panel_title(entries: Sequence[Layer], method: str, networks: int, panels: i
 # --- a panel --------------------------------------------------------------------------------------------------------
 
 
-def _draw_panel(axes: Any, entries: Sequence[Layer], colours: dict[float, Any]) -> None:
+def _draw_panel(axes: Any, entries: Sequence[LayerRow], colours: dict[float, Any]) -> None:
     curves = curves_of(entries)
     for density, weights in curves.items():
         _draw_curve(axes, weights, colours[density], percent(density))
@@ -81,7 +81,7 @@ def _draw_panel(axes: Any, entries: Sequence[Layer], colours: dict[float, Any]) 
         _draw_inset(axes, low, colours)
 
 
-def curves_of(entries: Sequence[Layer]) -> Curves:
+def curves_of(entries: Sequence[LayerRow]) -> Curves:
     """Return the mean of each layer's weights over seeds for each density, from the highest down."""
     return mean_curves(
         (entry.density, entry.index, entry.nnz)
@@ -99,7 +99,7 @@ def _draw_curve(axes: Any, weights: Sequence[float], colour: Any, label: str) ->
         axes.plot(empty, [0] * len(empty), linestyle="", label="_empty", clip_on=False, zorder=4, **ring)
 
 
-def _set_y_axis(grid: Sequence[Any], entries: Sequence[Layer]) -> None:
+def _set_y_axis(grid: Sequence[Any], entries: Sequence[LayerRow]) -> None:
     """Give all panels of a network the same axis: from zero by powers of ten, with room for insets above the curves."""
     top = math.log10(max(10, *(entry.nnz or 0 for entry in entries))) + 0.2
     decades = range(math.floor(top) + 1)

@@ -11,11 +11,11 @@ from dctps.analysis.figures.looks import assign_looks, chance_line, legend_handl
 from dctps.analysis.looks import Look
 from dctps.base.words import percent
 from dctps.experiments.paper import EXPERIMENTS
-from dctps.experiments.sheet import Epoch
 from dctps.experiments.summary import chance, means_by_key
+from dctps.experiments.tasks.training import EpochRow
 
 
-def learning_figure(entries: Sequence[Epoch]) -> dict[str, Any]:
+def learning_figure(entries: Sequence[EpochRow]) -> dict[str, Any]:
     """Draw all panels on one page."""
     groups = _groups(entries)
     looks = assign_looks(list(dict.fromkeys(entry.line for entry in entries)))
@@ -29,7 +29,7 @@ def learning_figure(entries: Sequence[Epoch]) -> dict[str, Any]:
     return {"-epochs": figure}
 
 
-def _groups(entries: Sequence[Epoch]) -> dict[tuple[str, float], list[Epoch]]:
+def _groups(entries: Sequence[EpochRow]) -> dict[tuple[str, float], list[EpochRow]]:
     """Group the entries by network, and by density from the highest down.
 
     Groups without any epoch are left to the small print, unless all are.
@@ -41,7 +41,7 @@ def _groups(entries: Sequence[Epoch]) -> dict[tuple[str, float], list[Epoch]]:
     return {key: group for key, group in asked.items() if any(entry.epoch for entry in group)} or asked
 
 
-def _draw_panel(axes: Any, entries: Sequence[Epoch], looks: dict[str, Look]) -> None:
+def _draw_panel(axes: Any, entries: Sequence[EpochRow], looks: dict[str, Look]) -> None:
     from matplotlib.ticker import MaxNLocator
 
     for name, look in looks.items():
@@ -55,13 +55,13 @@ def _draw_panel(axes: Any, entries: Sequence[Epoch], looks: dict[str, Look]) -> 
     axes.xaxis.set_major_locator(MaxNLocator(8, integer=True, min_n_ticks=1))
 
 
-def means(entries: Sequence[Epoch]) -> dict[int, float]:
+def means(entries: Sequence[EpochRow]) -> dict[int, float]:
     """Return the mean of the validation accuracy over seeds for each epoch."""
     known = [(e.epoch, e.validation) for e in entries if e.epoch is not None and e.validation is not None]
     return means_by_key(known)
 
 
-def _words(entries: Sequence[Epoch]) -> str:
+def _words(entries: Sequence[EpochRow]) -> str:
     seeds = len({entry.seed for entry in entries})
     means = "one seed" if seeds == 1 else f"means of {seeds} seeds"
     return captions.joined(captions.training_words(entries), means, captions.missing_words(entries))

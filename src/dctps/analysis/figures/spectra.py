@@ -12,9 +12,9 @@ from dctps.analysis.figures import captions, layout
 from dctps.analysis.figures.looks import density_colours, density_handles
 from dctps.base.words import percent
 from dctps.experiments.paper import EXPERIMENTS
-from dctps.experiments.sheet import SingularValue
 from dctps.experiments.status import COLLAPSED, DONE
 from dctps.experiments.summary import mean_curves
+from dctps.experiments.tasks.jacobian import SingularValueRow
 
 # Equal spectra may differ by this share of the largest singular value: layers can be multiplied in several ways, whose
 # results in float64 differ by rounding.
@@ -23,7 +23,7 @@ ROUNDING = 1e-14  # float64 cannot tell singular values below this share of the 
 Spectrum = list[float]  # means over images, largest first
 
 
-def spectra_figure(entries: Sequence[SingularValue]) -> dict[str, Any]:
+def spectra_figure(entries: Sequence[SingularValueRow]) -> dict[str, Any]:
     """Draw a page for each network."""
     panels = captions.by_panel(entries)
     if len(panels) == 1:
@@ -31,7 +31,7 @@ def spectra_figure(entries: Sequence[SingularValue]) -> dict[str, Any]:
     return {f"-{captions.slug(panel)}": _draw_page(group) for panel, group in panels.items()}
 
 
-def _draw_page(entries: Sequence[SingularValue]) -> Any:
+def _draw_page(entries: Sequence[SingularValueRow]) -> Any:
     from matplotlib.ticker import MaxNLocator
 
     methods = list(dict.fromkeys(entry.line for entry in entries))
@@ -51,7 +51,7 @@ def _draw_page(entries: Sequence[SingularValue]) -> Any:
     return figure
 
 
-def _draw_panel(axes: Any, entries: Sequence[SingularValue], colours: dict[float, Any]) -> None:
+def _draw_panel(axes: Any, entries: Sequence[SingularValueRow], colours: dict[float, Any]) -> None:
     from matplotlib.ticker import NullLocator
 
     spectra = spectra_of(entries)
@@ -77,7 +77,7 @@ def _draw_curve(axes: Any, spectrum: Spectrum, colour: Any, label: str, size: fl
     axes.plot(range(1, len(kept) + 1), kept, color=colour, label=label, **options)
 
 
-def spectra_of(entries: Sequence[SingularValue]) -> dict[float, Spectrum]:
+def spectra_of(entries: Sequence[SingularValueRow]) -> dict[float, Spectrum]:
     """Return the mean spectrum over seeds for each density, from the highest down."""
     return mean_curves(
         (entry.density, entry.index, entry.mean)
@@ -95,7 +95,7 @@ def are_same(spectra: Sequence[Spectrum]) -> bool:
     )
 
 
-def _words(entries: Sequence[SingularValue]) -> str:
+def _words(entries: Sequence[SingularValueRow]) -> str:
     examples = max((entry.examples or 0 for entry in entries), default=0)
     means = f"means over {examples} test images" if examples else ""
     rounding = ""
@@ -104,7 +104,7 @@ def _words(entries: Sequence[SingularValue]) -> str:
     return captions.joined(captions.initial_words(entries), means, rounding, captions.missing_words(entries))
 
 
-def _has_rounding(entries: Sequence[SingularValue]) -> bool:
+def _has_rounding(entries: Sequence[SingularValueRow]) -> bool:
     """Return whether some spectrum has singular values that are rounding."""
     methods = dict.fromkeys(entry.line for entry in entries)
     spectra = [s for m in methods for s in spectra_of([entry for entry in entries if entry.line == m]).values()]

@@ -8,8 +8,8 @@ from dctps.analysis.figures.network_costs import Amounts, LayerShape, device_byt
 from dctps.analysis.figures.tables import Table, markdown
 from dctps.base.words import percent
 from dctps.experiments.paper import DENSE, EXPERIMENTS
-from dctps.experiments.sheet import Training
 from dctps.experiments.summary import Point, over_seeds, points
+from dctps.experiments.tasks.training import TrainingRow
 
 STAGES = ("initial", "training", "training_end", "final")
 COLUMNS = (
@@ -29,7 +29,7 @@ computed as if all layers had the same density.
 """
 
 
-def table1(entries: Sequence[Training]) -> dict[str, Table]:
+def table1(entries: Sequence[TrainingRow]) -> dict[str, Table]:
     """Return for each panel the drops in accuracy, methods x densities, then costs and sizes."""
     title, words = captions.page_title(EXPERIMENTS[entries[0].experiment]), captions.training_words(entries)
     parts, rows = [f"# {title}\n\n{captions.joined(words, captions.missing_words(entries))}.\n"], []
@@ -76,7 +76,7 @@ def _drop(point: Point | None, dense: float | None) -> str:
 
 
 def _amounts(
-    point: Point, entries: Sequence[Training], layers: Sequence[LayerShape] | None
+    point: Point, entries: Sequence[TrainingRow], layers: Sequence[LayerShape] | None
 ) -> tuple[Amounts, Amounts] | None:
     """Return multiply-adds and bytes, or None if the shape of the images is unknown or no layer can have weights."""
     if layers is None:
@@ -92,7 +92,7 @@ def _amounts(
         return None
 
 
-def _costs(found: Sequence[Point], entries: Sequence[Training], layers: Sequence[LayerShape]) -> str:
+def _costs(found: Sequence[Point], entries: Sequence[TrainingRow], layers: Sequence[LayerShape]) -> str:
     stages = ("init", "training", "final")
     columns = ["method", "density", f"multiply-adds: {stages[0]}", *stages[1:], f"bytes: {stages[0]}", *stages[1:]]
     rows = []
@@ -124,7 +124,7 @@ def count(number: int) -> str:
 
 
 def _row(
-    point: Point, dense: float | None, entries: Sequence[Training], layers: Sequence[LayerShape] | None
+    point: Point, dense: float | None, entries: Sequence[TrainingRow], layers: Sequence[LayerShape] | None
 ) -> list[Any]:
     """Return the numbers of a point in the order of COLUMNS."""
     drop = None if point.mean is None or dense is None else round(100 * (point.mean - dense), 4)

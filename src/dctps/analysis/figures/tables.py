@@ -8,8 +8,8 @@ from typing import Any
 
 from dctps.analysis.figures import captions
 from dctps.base.files import write_atomically
-from dctps.experiments.sheet import Layer
 from dctps.experiments.status import DONE
+from dctps.experiments.tasks.counts import LayerRow
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,14 +49,14 @@ def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 PARAMETER_COLUMNS = ("network", "weights", "bias and BatchNorm", "total", "alphas")
 
 
-def params_table(entries: Sequence[Layer]) -> dict[str, Table]:
+def params_table(entries: Sequence[LayerRow]) -> dict[str, Table]:
     """Count the weights of each network, which can be pruned, its other parameters, and the alphas of DCTpS."""
     rows = [_parameters(panel, group) for panel, group in captions.by_panel(entries).items()]
     texts = [[row[0], *("missing" if number is None else f"{number:,}" for number in row[1:])] for row in rows]
     return {"-table": Table(markdown(PARAMETER_COLUMNS, texts), PARAMETER_COLUMNS, rows)}
 
 
-def _parameters(network: str, entries: Sequence[Layer]) -> list[Any]:
+def _parameters(network: str, entries: Sequence[LayerRow]) -> list[Any]:
     layers = [entry for entry in entries if entry.status == DONE]
     if not layers:
         return [network, None, None, None, None]

@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 from dctps import models
-from dctps.analysis.page.values import number
 from dctps.checkpoint.load import load
 from dctps.data import DATASETS
+from dctps.experiments.numbers import number
 from dctps.experiments.results import Row
 from dctps.experiments.status import DONE
 from dctps.nn.costs import count_ops

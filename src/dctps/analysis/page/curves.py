@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from dctps.analysis.page.panels import key
-from dctps.analysis.page.values import LARGEST
 from dctps.experiments.cells import TRAIN
 from dctps.experiments.naming import method_name
+from dctps.experiments.numbers import LARGEST
 from dctps.experiments.results import Row
 from dctps.experiments.status import DONE
 

@@ -10,8 +10,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from dctps.analysis.page.looks import order
-from dctps.analysis.page.values import accuracy, number, rounded
+from dctps.analysis.page.values import accuracy, rounded
 from dctps.experiments.naming import method_name
+from dctps.experiments.numbers import number
 from dctps.experiments.paper import SGD, SGD_DCTPS_LR
 from dctps.experiments.results import Row
 from dctps.experiments.status import COLLAPSED, DONE, FAILED

@@ -7,9 +7,10 @@ from typing import Any
 
 from dctps.analysis.page.costs import BYTES_TIP, OPS_TIP, operations, weight_bytes
 from dctps.analysis.page.looks import order
-from dctps.analysis.page.values import accuracy, number, rounded
+from dctps.analysis.page.values import accuracy, rounded
 from dctps.experiments.cells import TRAIN
 from dctps.experiments.naming import method_name
+from dctps.experiments.numbers import number
 from dctps.experiments.results import Row
 from dctps.train.settings import non_defaults
 

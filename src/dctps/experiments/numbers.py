@@ -1,0 +1,17 @@
+"""Numbers from the files of runs, which may hold anything."""
+
+from typing import Any
+
+LARGEST = 1e200  # sums of many such numbers, and hundred times as many, are still finite
+
+
+def number(content: Any, *path: str) -> float | None:
+    """The number at `path` in nested objects; None if there is none, or one too large to reckon with.
+
+    >>> number({"bytes": {"file": 10}}, "bytes", "file"), number({"bytes": None}, "bytes", "file")
+    (10, None)
+    """
+    for key in path:
+        content = content.get(key) if isinstance(content, dict) else None
+    good = type(content) in (int, float) and -LARGEST < content < LARGEST  # false for NaN
+    return content if good else None
