@@ -58,7 +58,7 @@ DIGITS = DatasetInfo(
 )
 DIGITS32 = DatasetInfo(
     name="digits32",
-    title="digits (32 x 32)",
+    title="digits 32 x 32",
     channels=3,
     side=32,
     classes=10,
