@@ -12,9 +12,9 @@ from dctps.ops import native
 from dctps.ops.functional import backends
 from helpers.counting import Reference
 from helpers.tolerances import assert_close
-from helpers.transforms import Dct4, FastDct4, HalfDone, Rotation
+from helpers.transforms import Dct4, FastDct4, HalfDone, Rotation, ThreeTerms
 
-FOREIGN = {"dct4": Dct4(), "fast_dct4": FastDct4(), "rotation": Rotation()}
+FOREIGN = {"dct4": Dct4(), "fast_dct4": FastDct4(), "three_terms": ThreeTerms(), "rotation": Rotation()}
 LAYERS = {
     "linear": lambda **o: (DpsLinear(60, 50, **o), (4, 60)),
     "small linear": lambda **o: (DpsLinear(12, 20, **o), (4, 12)),
@@ -24,6 +24,7 @@ LAYERS = {
     "3x3": lambda **o: (DpsConv2d(24, 16, 3, 1, 1, **o), (2, 24, 5, 6)),
     "3x3, wide": lambda **o: (DpsConv2d(80, 16, 3, 1, 1, **o), (2, 80, 4, 4)),
     "3x3, more filters": lambda **o: (DpsConv2d(8, 90, 3, 1, 1, **o), (2, 8, 4, 5)),
+    "5x5": lambda **o: (DpsConv2d(40, 12, 5, 1, 2, **o), (1, 40, 5, 4)),
     "strided": lambda **o: (DpsConv2d(24, 16, 3, 2, 1, **o), (2, 24, 7, 6)),
     "grouped": lambda **o: (DpsConv2d(24, 16, 3, 1, 1, groups=4, **o), (2, 24, 5, 5)),
     "depthwise": lambda **o: (DpsConv2d(10, 10, 3, 1, 1, groups=10, **o), (2, 10, 5, 5)),

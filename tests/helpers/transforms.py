@@ -50,6 +50,16 @@ class FastDct4(Dct4):
         return Waves(2 * k.numpy() + 1, norm, period=8 * q, shift=1, cosine=1.0, sine=0.0)
 
 
+class ThreeTerms(Dct4):
+    """The same with an addition theorem of three terms, the first of which is halved, and no form."""
+
+    terms = 3
+
+    def split(self, k: Tensor, a: Tensor, b: Tensor, q: int) -> tuple[Tensor, Tensor]:
+        left, right = FastDct4().split(k, a, b, q)
+        return torch.cat([left[:1] / 2, left[:1] / 2, left[1:]]), torch.cat([right[:1], right])
+
+
 class Rotation(FromEntries):
     """A random orthonormal matrix: its rows are no waves, and it has no addition theorem."""
 
