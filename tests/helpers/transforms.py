@@ -1,5 +1,6 @@
 """Transforms that the library does not know: what a user might enter in TRANSFORMS."""
 
+import functools
 import math
 
 import numpy as np
@@ -64,9 +65,13 @@ class Rotation(FromEntries):
     """A random orthonormal matrix: its rows are no waves, and it has no addition theorem."""
 
     def entries(self, k: Tensor, p: Tensor, q: int) -> Tensor:
-        generator = torch.Generator().manual_seed(q)
-        matrix = torch.linalg.qr(torch.randn(q, q, generator=generator, dtype=torch.float64)).Q
-        return matrix[k][:, p]
+        return _rotation(q)[k][:, p]
+
+
+@functools.cache
+def _rotation(q: int) -> Tensor:
+    generator = torch.Generator().manual_seed(q)
+    return torch.linalg.qr(torch.randn(q, q, generator=generator, dtype=torch.float64)).Q
 
 
 class HalfDone(Dct):
