@@ -105,7 +105,7 @@ class ScalingRow:
     median_ms: float
     min_ms: float
     ratio_to_dense: float | None  # above 1: faster; None where the dense layer is left out
-    multiply_adds: int  # of one product: m n, or the paper's q log2 q + nnz
+    multiply_adds: float  # of one product: m n, or the paper's q log2 q + nnz
 
     @property
     def cell(self) -> str:
@@ -161,7 +161,7 @@ def _dense(cell: Cell) -> nn.Module:
     return nn.Conv2d(n, n, KERNEL, padding=KERNEL // 2, bias=False)
 
 
-def multiply_adds(layer: DpsLinear | DpsConv2d, dense: bool) -> int:
+def multiply_adds(layer: DpsLinear | DpsConv2d, dense: bool) -> float:
     """The paper's count for one product W x: m n of the dense layer, q log2 q + nnz of ours (nnz without an offset)."""
     shape = layer.geometry.weight_shape
     return math.prod(shape) if dense else product_operations(shape, layer.nnz, layer.offset is not None)

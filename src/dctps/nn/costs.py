@@ -102,7 +102,7 @@ def _counter(name: str, rows: dict[str, LayerOps]) -> Callable[[nn.Module, tuple
         dense = performed = paper = outputs * math.prod(shape)
         if isinstance(module, DpsLayer):
             performed = module.multiply_adds(inputs[0])
-            paper = outputs * product_operations(shape, module.nnz, module.offset is not None)
+            paper = outputs * round(product_operations(shape, module.nnz, module.offset is not None))
         before = rows.get(name, LayerOps(name, 0, 0, 0))
         rows[name] = LayerOps(name, before.dense + dense, before.performed + performed, before.paper + paper)
 
