@@ -1,18 +1,20 @@
-"""How many trainable weights each layer gets (paper: sections 2 and 4, appendix "Layer-wise Parameter Allocation").
+"""Allocations: how many trainable weights each layer gets.
 
-For layers of sizes n_l (N in all) and a density P, the exact rules place K = max(1, floor(P N + 1/2)) weights, no
-more and no fewer: x_l = min(n_l, lambda w_l) with sum x_l = K (water-filling over weights w_l that name the rule),
-rounded to integers by largest remainders, ties to the earlier layer. All of it in integers: no float can tip a count.
+The paper describes them in sections 2 and 4 and in its appendix "Layer-wise Parameter Allocation". Layer l has n_l
+weights, all layers together have N, and P is the density. The exact rules place K = max(1, floor(P N + 1/2)) weights,
+no more and no fewer. Layer l gets x_l = min(n_l, lambda w_l), where lambda makes the sum of the x_l equal to K
+(water-filling). The proportions w_l distinguish the rules. Largest remainders round the x_l to integers, and ties go
+to the earlier layer. All of this is done in integers, so that no rounding error of a float can change a count.
 
     uniform  w_l = n_l                 equal density
     epl      w_l = 1                   equal per layer (the paper's default)
-    epf      w_l = filters of l        equal per filter, counted per layer
+    epf      w_l = filters of l        equal per filter on average over the layer
     erk      w_l = sum of l's shape    Erdos-Renyi kernel (Evci et al. 2020)
     er       w_l = (in + out) * taps   Erdos-Renyi (Mocanu et al. 2018), for each kernel position: equal per unit
     sqrt     w_l = sqrt(n_l)           halfway between uniform and epl: the least sum of 1 / density over the layers
 
-`epf_strict` also gives every single filter its equal share. The `*_paper` rules repeat the published code, with the
-weights it loses to rounding and capping; `*_paper_rigl` are the same rules as its RigL runs round them, and
+`epf_strict` also gives every single filter its equal share. The `*_paper` rules repeat the published code, including
+the weights that it loses to rounding and capping. The `*_paper_rigl` rules round as the published RigL runs do.
 `erk_google` is the ERK of the RigL authors.
 """
 
@@ -29,7 +31,7 @@ Rule = Callable[[Sequence[Shape], float, int], list[int]]  # shapes, density, se
 
 
 def allocate(shapes: Sequence[Shape], density: float, rule: str = "epl", seed: int = 0) -> list[int]:
-    """The number of weights per layer under `rule`; only `epf_strict` draws lots, from `seed`.
+    """Return the number of weights of each layer under `rule`; only `epf_strict` is random and uses `seed`.
 
     >>> allocate([(4, 3), (10, 10), (2, 10)], density=0.25, rule="epl")
     [11, 11, 11]
@@ -40,20 +42,21 @@ def allocate(shapes: Sequence[Shape], density: float, rule: str = "epl", seed: i
     result = counts(shapes, density, seed)
     if sum(result) == 0:
         raise ValueError(
-            f"density {density} with {rule} keeps none of the {sum(map(math.prod, shapes))} weights "
-            f"(it rounds every layer down); use a larger density or an exact rule such as 'epl'"
+            f"density {density} with the allocation {rule!r} keeps none of the {sum(map(math.prod, shapes))} weights, "
+            f"because this rule rounds every layer down; use a larger density or an exact rule such as 'epl'"
         )
     return result
 
 
 def draw_supports(shapes: Mapping[str, Shape], density: float, rule: str, seed: int) -> dict[str, Support]:
-    """Counts by `rule`, places uniformly at random in each layer, from a seed of the layer's own."""
+    """Return random supports by layer name: `rule` gives the counts, and each layer draws from a seed of its own."""
     sizes = list(shapes.values())
     counts = allocate(sizes, density, rule, seed)
     if rule == "epf_strict":
         per_filter = strict_filter_counts(sizes, density, seed)
         return {
-            n: _per_filter(s, c, derive_seed(seed, n)) for (n, s), c in zip(shapes.items(), per_filter, strict=True)
+            name: _sample_per_filter(shape, filter_counts, derive_seed(seed, name))
+            for (name, shape), filter_counts in zip(shapes.items(), per_filter, strict=True)
         }
     return {
         name: Support.sample(shape, count, derive_seed(seed, name))
@@ -62,21 +65,19 @@ def draw_supports(shapes: Mapping[str, Shape], density: float, rule: str, seed: 
 
 
 def check_density(density: float) -> None:
+    """Raise ValueError unless the density is in (0, 1]."""
     if not 0 < density <= 1:  # also false for NaN
         raise ValueError(f"density must be in (0, 1], not {density}; 0.01 keeps one weight in a hundred")
 
 
 def check_at_least_one(size: int, density: float, what: str = "weights") -> None:
-    """ValueError where a density of `size` weights is less than one of them.
-
-    `budget` would make it one weight, which nobody asks for on purpose.
-    """
+    """Raise ValueError where this density keeps less than one of `size` weights (`budget` would round it up to one)."""
     if density * size < 0.5:
         raise ValueError(f"density {density} of {size:,} {what} is less than one; at least {1 / size:.2g} keeps one")
 
 
 def budget(size: int, density: float) -> int:
-    """K = max(1, floor(P N + 1/2))."""
+    """Return K = max(1, floor(P N + 1/2)), the number of weights that density P keeps of N = `size` weights."""
     check_density(density)
     return max(1, math.floor(density * size + 0.5))
 
@@ -86,49 +87,54 @@ def _check_shapes(shapes: Sequence[Shape]) -> None:
         raise ValueError("there is no layer to allocate weights to")
     for index, shape in enumerate(shapes):
         if math.prod(shape) < 1:
-            raise ValueError(f"layer {index} has a weight of shape {tuple(shape)}: no place for any; leave it out")
+            raise ValueError(
+                f"layer {index} has a weight of shape {tuple(shape)}, which has no place for a trainable value; "
+                f"leave it out"
+            )
 
 
 # --- exact rules ----------------------------------------------------------------------------------------------------
 
 
-def apportion(total: int, weights: Sequence[int], capacities: Sequence[int]) -> list[int]:
-    """`total` in shares proportional to `weights`, none above its capacity: water-filling, largest remainders."""
-    counts, open_ = list(capacities), list(range(len(weights)))
+def apportion(total: int, proportions: Sequence[int], capacities: Sequence[int]) -> list[int]:
+    """Divide `total` into shares with these proportions, none above its capacity (top of this file)."""
+    counts, open_ = list(capacities), list(range(len(proportions)))
     left = total
     while open_:
-        weight = sum(weights[i] for i in open_)
-        full = [i for i in open_ if left * weights[i] >= capacities[i] * weight]
+        whole = sum(proportions[i] for i in open_)
+        full = [i for i in open_ if left * proportions[i] >= capacities[i] * whole]
         if not full:
             break
         left -= sum(capacities[i] for i in full)
         open_ = [i for i in open_ if i not in full]
     for i in open_:
-        counts[i] = left * weights[i] // weight
+        counts[i] = left * proportions[i] // whole
     spare = left - sum(counts[i] for i in open_)
-    for i in sorted(open_, key=lambda i: -(left * weights[i] % weight))[:spare]:
+    for i in sorted(open_, key=lambda i: -(left * proportions[i] % whole))[:spare]:
         counts[i] += 1
     return counts
 
 
-def _exact(weigh: Callable[[Shape], int]) -> Rule:
+def _exact(proportion: Callable[[Shape], int]) -> Rule:
+    """Return the exact rule in which a layer has the proportion w_l = proportion(shape of its weight)."""
+
     def rule(shapes: Sequence[Shape], density: float, seed: int) -> list[int]:
         sizes = [math.prod(shape) for shape in shapes]
-        return apportion(budget(sum(sizes), density), [weigh(shape) for shape in shapes], sizes)
+        return apportion(budget(sum(sizes), density), [proportion(shape) for shape in shapes], sizes)
 
     return rule
 
 
 def _units(shape: Shape) -> int:
-    """(in + out) * taps: every unit of a layer's input and output has as many connections, at each kernel position."""
+    """Return (in + out) * taps: each input and output unit then has equally many connections per kernel position."""
     return sum(shape[:2]) * math.prod(shape[2:])
 
 
 def _root(shape: Shape) -> int:
-    """sqrt(n_l), in units of 2^-32: of all counts k_l with a given sum, these have the least sum of n_l / k_l.
+    """Return sqrt(n_l) in units of 2^-32: of all counts k_l with a given sum, these have the least sum of n_l / k_l.
 
-    (By Lagrange n_l / k_l^2 is then the same for all layers.) `uniform` has the least maximum of these 1 / densities,
-    at the price of few weights in small layers; `epl` the least sum of 1 / k_l, at the price of thin large layers.
+    By Lagrange, n_l / k_l^2 is then the same for all layers. `uniform` has the least maximum of the n_l / k_l, but
+    leaves few weights to small layers. `epl` has the least sum of the 1 / k_l, but leaves large layers thin.
     """
     return math.isqrt(math.prod(shape) << 64)
 
@@ -137,9 +143,10 @@ def _root(shape: Shape) -> int:
 
 
 def strict_filter_counts(shapes: Sequence[Shape], density: float, seed: int) -> list[Int64]:
-    """Weights per filter and layer: floor(m) or floor(m) + 1 in every filter, m the equal share, capped at its size.
+    """Return the number of weights of every filter, layer by layer.
 
-    Which filters get the one more is a uniform draw from `seed` among those that have room.
+    With m the equal share, each filter gets floor(m) or floor(m) + 1 weights, but no more than it has. A uniform draw
+    from `seed` decides which of the filters with room get the additional weight.
     """
     fan_in = np.repeat([math.prod(shape[1:]) for shape in shapes], [shape[0] for shape in shapes])
     total = budget(int(fan_in.sum()), density)
@@ -151,7 +158,7 @@ def strict_filter_counts(shapes: Sequence[Shape], density: float, seed: int) -> 
 
 
 def _water_level(capacities: Int64, total: int) -> int:
-    """The largest integer level with sum min(capacity, level) <= total, by bisection."""
+    """Return the largest integer level with sum min(capacity, level) <= total, found by bisection."""
     low, high = 0, int(capacities.max())
     while low < high:
         middle = (low + high + 1) // 2
@@ -159,8 +166,8 @@ def _water_level(capacities: Int64, total: int) -> int:
     return low
 
 
-def _per_filter(shape: Shape, counts: Int64, seed: int) -> Support:
-    """A support with counts[f] random places in filter f."""
+def _sample_per_filter(shape: Shape, counts: Int64, seed: int) -> Support:
+    """Return a support with counts[f] random positions in filter f."""
     import torch
 
     fan_in = math.prod(shape[1:])
@@ -176,14 +183,18 @@ def _epf_strict(shapes: Sequence[Shape], density: float, seed: int) -> list[int]
 
 
 def _floor(density: float, size: int) -> int:
+    """Round the number of kept weights down, as the published code does outside of RigL."""
     return int(density * size)
 
 
 def _ceil(density: float, size: int) -> int:
+    """Round the number of dropped weights down, as RigL does."""
     return size - math.floor((1 - density) * size)
 
 
 def _published(densities: Callable[[Sequence[Shape], float], list[float]], round_: Callable[[float, int], int]) -> Rule:
+    """Return the rule that rounds the density of each layer to a count, layer by layer."""
+
     def rule(shapes: Sequence[Shape], density: float, seed: int) -> list[int]:
         pairs = zip(densities(shapes, density), shapes, strict=True)
         return [round_(layer_density, math.prod(shape)) for layer_density, shape in pairs]
@@ -196,7 +207,7 @@ def _uniform_densities(shapes: Sequence[Shape], density: float) -> list[float]:
 
 
 def _epl_densities(shapes: Sequence[Shape], density: float) -> list[float]:
-    """What small layers cannot take goes to the last layer, and what the last cannot take is lost."""
+    """Return equal shares as densities: the last layer takes what small layers cannot, and what it cannot is lost."""
     sizes = [math.prod(shape) for shape in shapes]
     target = density * sum(sizes)
     shares = [min(float(size), target / len(sizes)) for size in sizes]
@@ -210,13 +221,17 @@ def _epf_densities(shapes: Sequence[Shape], density: float) -> list[float]:
 
 
 def _erk_densities(shapes: Sequence[Shape], density: float) -> list[float]:
-    """Capped once, not re-normalised: the excess of full layers is lost."""
+    """Return the densities of ERK, capped at 1 without another normalisation: the excess of full layers is lost."""
     epsilon = density * sum(map(math.prod, shapes)) / sum(map(sum, shapes))
     return [min(1.0, epsilon * sum(shape) / math.prod(shape)) for shape in shapes]
 
 
 def _erk_google(shapes: Sequence[Shape], density: float, seed: int) -> list[int]:
-    """Layers whose share exceeds them are made dense one density at a time; the rest is rounded up per layer."""
+    """Return the counts of the RigL authors' ERK.
+
+    As long as some layer would get more weights than it has, the layers with the highest raw density become dense. The
+    others are rounded up, layer by layer.
+    """
     sizes = [math.prod(shape) for shape in shapes]
     raw = [sum(shape) / size for shape, size in zip(shapes, sizes, strict=True)]
     total, dense = sum(_ceil(density, size) for size in sizes), set[int]()

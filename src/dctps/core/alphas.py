@@ -1,13 +1,18 @@
-"""The scale of D at initialisation: the norms of its filters, and the rules of `ALPHAS` (paper: sections 3 and 6).
+"""The initial alpha, which scales D: the norms of D's filters, and the rules of `ALPHAS` (paper: sections 3 and 6).
 
-    paper     1; where the network states a norm v for a layer, the published sqrt(v / mean norm of D's filters)
-    exact     1; where a norm v is stated, v / mean norm of D's filters: alpha D then has that norm
-    preserve  sqrt(2 / mean squared norm of D's filters): what He et al. (2015) do for Gaussian weights, whose filters
-              have a mean squared norm of fan_in * 2 / fan_in = 2; where a norm is stated, as `exact`
+A network may state a norm v that the filters of a layer should have. Let r be the mean norm of D's filters.
 
-The squared norms of D's m filters of n entries sum to m n / q for a transform of length q, whatever its order, signs
-and rows: an orthonormal matrix of which either all rows are kept (q = m > n), or all columns (q = n), or whose entries
-are all of one size (Hadamard).
+    rule      alpha where no norm is stated                alpha where the norm v is stated
+    paper     1                                            sqrt(v / r), as published
+    exact     1                                            v / r, so that the filters of alpha D have mean norm v
+    preserve  sqrt(2 / mean squared norm of D's filters)   v / r
+
+`preserve` does what He et al. (2015) do for Gaussian weights: their filters have the mean squared norm
+fan_in * 2 / fan_in = 2.
+
+For a transform of length q, the squared norms of D's m filters of n entries sum to m n / q, whatever the order, signs
+and rows. The reason is that the transform is orthonormal, and that D has either all of its rows (q = m > n), or all of
+its columns (q = n), or entries of one magnitude (Hadamard).
 """
 
 import math
@@ -18,14 +23,14 @@ from torch import Tensor
 
 from dctps.core.offsets import BLOCK, Offset, PatchOffset
 
-Rule = Callable[[Offset, float | None], float]  # the offset of a layer, the norm that the network states for it
+Rule = Callable[[Offset, float | None], float]  # (offset of a layer, norm that the network states for it) -> alpha
 
 
 # --- norms of the filters of D ---------------------------------------------------------------------------------------
 
 
 def filter_norms(offset: Offset) -> Tensor:  # (m,), float64
-    """The norms of D's rows; those of a transform some at a time, so that D itself is never made."""
+    """Return the norms of D's rows; a transform computes some rows at a time, so that D is never held as a whole."""
     if not isinstance(offset, PatchOffset):
         return offset.matrix().detach().cpu().double().square().sum(1).sqrt()
     m, n = offset.shape
@@ -36,12 +41,12 @@ def filter_norms(offset: Offset) -> Tensor:  # (m,), float64
 
 
 def mean_norm(offset: Offset) -> float:
-    """The mean norm of D's filters."""
+    """Return the mean norm of D's filters."""
     return float(filter_norms(offset).mean())
 
 
 def mean_square(offset: Offset) -> float:
-    """The mean squared norm of D's filters: n / q for the transforms (top of this file)."""
+    """Return the mean squared norm of D's filters, which is n / q for a transform (top of this file)."""
     if isinstance(offset, PatchOffset):
         return offset.shape[1] / offset.length
     return float(filter_norms(offset).square().mean())

@@ -1,7 +1,7 @@
-"""The geometry of a layer: a linear layer is a convolution without spatial axes.
+"""The geometry of a layer, where a linear layer is a convolution without spatial axes.
 
-Inputs are (batch, channels, *spatial), weights (filters, channels per group, *kernel); a linear layer has neither
-spatial axes nor a kernel. Everything below is written once for zero to three axes.
+Inputs have the shape (batch, channels, *spatial), and weights the shape (filters, channels per group, *kernel). A
+linear layer has neither spatial axes nor a kernel. Everything below is written once for zero to three axes.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from torch import Tensor
 
 @dataclasses.dataclass(frozen=True)
 class Geometry:
-    """Shape of a weight and how it slides over the input (`padding` is with zeros, the same on both sides)."""
+    """The shape of a weight and how it slides over the input; zeros pad the input equally on both sides of an axis."""
 
     weight_shape: tuple[int, ...]
     stride: tuple[int, ...] = ()
@@ -50,11 +50,11 @@ class Geometry:
 
     @property
     def is_depthwise(self) -> bool:
-        """Whether each filter reads one channel, and each channel one filter."""
+        """Whether each filter reads one channel, and each channel is read by one filter."""
         return self.group_channels == 1 and self.filters == self.groups
 
     def pack(self) -> list[int]:
-        """The geometry as a list of integers, which an operator of torch.library can take; not to be changed."""
+        """Return the geometry as a list of integers, which an operator of torch.library can take; do not change it."""
         return self._packed
 
     @functools.cached_property
@@ -63,20 +63,23 @@ class Geometry:
 
     @staticmethod
     def unpack(numbers: Sequence[int]) -> "Geometry":
-        """The geometry that `pack` made these integers of; the same object for the same integers."""
+        """Return the geometry of which `pack` made these integers; equal integers give the same object."""
         return _unpacked(tuple(numbers))
 
     def output_size(self, spatial: Sequence[int]) -> tuple[int, ...]:
-        """Spatial size of the output for an input of spatial size `spatial`."""
-        per_axis = list(zip(spatial, self.kernel, self.stride, self.padding, self.dilation, strict=True))
-        if any(s + 2 * p < d * (k - 1) + 1 for s, k, _, p, d in per_axis):
-            spread = tuple(d * (k - 1) + 1 for d, k in zip(self.dilation, self.kernel, strict=True))
-            padded = tuple(s + 2 * p for s, p in zip(spatial, self.padding, strict=True))
-            raise ValueError(f"an input of (padded) size {padded} is smaller than the kernel, which spans {spread}")
-        return tuple((s + 2 * p - d * (k - 1) - 1) // step + 1 for s, k, step, p, d in per_axis)
+        """Return the spatial size of the output for an input of spatial size `spatial`."""
+        padded = self.padded_size(spatial)
+        spans = tuple(d * (k - 1) + 1 for d, k in zip(self.dilation, self.kernel, strict=True))
+        if any(size < span for size, span in zip(padded, spans, strict=True)):
+            raise ValueError(f"an input of (padded) size {padded} is smaller than the kernel, which spans {spans}")
+        return tuple((size - span) // step + 1 for size, span, step in zip(padded, spans, self.stride, strict=True))
+
+    def padded_size(self, spatial: Sequence[int]) -> tuple[int, ...]:
+        """Return the spatial size of an input of spatial size `spatial` together with its padding."""
+        return tuple(size + 2 * p for size, p in zip(spatial, self.padding, strict=True))
 
     def windows(self, output: Sequence[int]) -> Iterator[tuple[slice, ...]]:
-        """For each kernel position in row-major order, where in the padded input it reads for all outputs."""
+        """Yield, for each kernel position in row-major order, the part of the padded input that it reads."""
         for tap in range(self.taps):
             index = torch.unravel_index(torch.tensor(tap, device="cpu"), self.kernel) if self.axes else ()
             starts = [int(i) * d for i, d in zip(index, self.dilation, strict=True)]
@@ -84,10 +87,11 @@ class Geometry:
             yield tuple(slice(start, start + (size - 1) * step + 1, step) for start, size, step in ranges)
 
     def padded(self, x: Tensor) -> Tensor:
+        """Return x with zeros around it."""
         return F.pad(x, [p for pad in reversed(self.padding) for p in (pad, pad)]) if any(self.padding) else x
 
     def unpadded(self, x: Tensor) -> Tensor:
-        """The part of a padded tensor that is not padding."""
+        """Return the part of a padded tensor that is not padding."""
         inner = (slice(p, size - p) for p, size in zip(self.padding, x.shape[2:], strict=True))
         return x[(slice(None), slice(None), *inner)]
 
@@ -101,7 +105,7 @@ def _unpacked(numbers: tuple[int, ...]) -> Geometry:
 
 
 def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
-    """torch's own operator with a dense weight: F.linear, F.conv1d, F.conv2d or F.conv3d."""
+    """Apply a dense weight by torch's own operator: F.linear, F.conv1d, F.conv2d or F.conv3d."""
     g = geometry
     if g.axes == 0:
         return F.linear(x, weight, bias)
@@ -110,7 +114,7 @@ def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry)
 
 
 def convolve_adjoint(y: Tensor, weight: Tensor, geometry: Geometry, spatial: Sequence[int]) -> Tensor:
-    """The adjoint of `convolve` in x: from (batch, filters, *output) to (batch, channels, *spatial)."""
+    """Apply the adjoint of `convolve` in x, which maps (batch, filters, *output) to (batch, channels, *spatial)."""
     g = geometry
     if g.axes == 0:
         return F.linear(y, weight.T)

@@ -1,19 +1,20 @@
-"""The m x n offset D of a layer: the pad-and-truncate rule of the paper on top of a fast transform.
+"""The m x n offset D of a layer: the pad-and-truncate rule of the paper, applied to a fast transform.
 
-The rows of D are the layer's filters, its columns the entries of a patch in the weight's own row-major order
+The rows of D are the layer's filters. Its columns are the entries of a patch in the row-major order of the weight
 (channel, then kernel position), so `D.matrix().view(weight.shape)` is a weight. With a transform F of length
 q = max(n, m) (paper: section 3 and appendix "DCTpS Implementation"):
 
-    D = F[rows, slots] * signs        pad the patch to q, transform, keep m of the q outputs
+    D = F[rows, slots] * signs        pad the patch to q, transform it, keep m of the q outputs
 
-- `order` says where in the line of length q a patch entry goes. `spatial` (published): kernel position by kernel
-  position, channels fastest; `channel`: channel by channel, kernel positions fastest.
+- `order` says which slot of the line of length q a patch entry takes. `spatial` (published) goes kernel position by
+  kernel position, with the channels fastest. `channel` goes channel by channel, with the kernel positions fastest.
 - `signs` multiplies the patch by seeded random signs: `none` (published), one per `channel`, or one per `position`.
 - `rows` keeps the `lowest` m outputs (published) or `random` ones, in ascending order.
 
-D depends on the shape of the weight alone: in a grouped convolution the rows of this one matrix are dealt to the
-groups in turn, as published. Hadamard transforms pad kernel positions and channels to powers of two one by one, so
-that each index keeps its own bits; where m exceeds the padded patch, their rows repeat.
+D depends on the shape of the weight alone. In a grouped convolution, the first filters belong to the first group and so
+on, as published; all of them are rows of this one matrix. Hadamard transforms pad the number of kernel positions and
+the number of channels separately to powers of two, so that each index has bits of its own. Where m exceeds the padded
+patch, the rows of a Hadamard offset repeat.
 """
 
 import dataclasses
@@ -27,31 +28,31 @@ import torch
 from torch import Tensor
 
 from dctps.base.registry import lookup
-from dctps.core.support import derive_seed, sample
+from dctps.core.support import check_seed, derive_seed, sample
 from dctps.core.transforms import TRANSFORMS, Form, HasForm, Separable
 
 
 @runtime_checkable
 class Offset(Protocol):
-    """A fixed dense m x n matrix that is applied, never stored."""
+    """A fixed dense m x n matrix D that is applied and never stored."""
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(m, n)"""
+        """The pair (m, n)."""
 
     def apply(self, x: Tensor) -> Tensor:  # (..., n) -> (..., m)
-        """D x"""
+        """Return D x."""
 
     def adjoint(self, v: Tensor) -> Tensor:  # (..., m) -> (..., n)
-        """D' v"""
+        """Return D' v."""
 
     def matrix(self) -> Tensor:  # (m, n)
-        """D itself: the oracle, and the dense backend."""
+        """Return D as a dense matrix, for the dense backend and for tests."""
 
 
 @dataclasses.dataclass(frozen=True)
 class TransformOffset:
-    """A recipe for the offset of any layer; `recipe.bind(weight.shape)` is the `Offset` of one.
+    """A recipe for the offsets of all layers; `recipe.bind(weight.shape)` is the `Offset` of one layer.
 
     >>> TransformOffset("dct").bind((2, 2)).matrix()
     tensor([[ 0.7071,  0.7071],
@@ -69,16 +70,15 @@ class TransformOffset:
         for field, values in CHOICES.items():
             if getattr(self, field) not in values:
                 raise ValueError(f"unknown {field} {getattr(self, field)!r}; choose one of: {', '.join(values)}")
-        if self.seed < 0:
-            raise ValueError(f"a seed is a non-negative integer, not {self.seed}")
+        check_seed(self.seed)
 
     def bind(self, weight_shape: Sequence[int]) -> "PatchOffset":
-        """The offset for a weight (filters, channels per group, *kernel)."""
+        """Return the offset for a weight of shape (filters, channels per group, *kernel)."""
         return _bind(self, tuple(weight_shape))
 
     @property
     def name(self) -> str:
-        """The name in `OFFSETS`, or the fields joined by slashes; `parse` reads both."""
+        """The name of the recipe in `OFFSETS`, or else its fields joined by slashes; `parse` reads both."""
         for name, recipe in OFFSETS.items():
             if recipe == self:
                 return name
@@ -86,7 +86,7 @@ class TransformOffset:
 
     @classmethod
     def parse(cls, name: str) -> "TransformOffset":
-        """The recipe of a `name`: an entry of `OFFSETS`, or transform/order/signs/rows/seed."""
+        """Return the recipe with this name: an entry of `OFFSETS`, or transform/order/signs/rows/seed."""
         fields = name.split("/")
         if len(fields) == 5 and fields[4].isascii() and fields[4].isdigit():
             transform, order, signs, rows, seed = fields
@@ -94,12 +94,13 @@ class TransformOffset:
         return lookup(OFFSETS, name, "offset")
 
 
-BLOCK = 1 << 20  # entries of D that are made at a time
+BLOCK = 1 << 20  # entries of D that are computed at a time
+# the values that the fields of a recipe may have
 CHOICES = {"order": ("spatial", "channel"), "signs": ("none", "channel", "position"), "rows": ("lowest", "random")}
 
 
 class PatchOffset:
-    """The offset that a recipe gives to one weight shape: an `Offset` with its separable factors."""
+    """The offset that a recipe gives to weights of one shape: an `Offset` that also knows its separable factors."""
 
     def __init__(self, recipe: TransformOffset, weight_shape: tuple[int, ...]) -> None:
         filters, channels, *kernel = weight_shape
@@ -119,11 +120,13 @@ class PatchOffset:
         self.signs = self._signs(channels, taps)  # (channels, taps) or (channels, 1)
 
     def _rows(self, filters: int) -> Tensor:
+        """Return the rows of F that become the rows of D."""
         if self.recipe.rows == "lowest":
             return torch.arange(filters, device="cpu")
         return torch.from_numpy(sample(self.length, filters, derive_seed(self.recipe.seed, f"rows/{self.shape}")))
 
     def _signs(self, channels: int, taps: int) -> Tensor:
+        """Return +1 or -1 for each channel, or for each channel and kernel position."""
         if self.recipe.signs == "none":
             return torch.ones(channels, 1, dtype=torch.float64, device="cpu")
         count = channels * (taps if self.recipe.signs == "position" else 1)
@@ -137,7 +140,10 @@ class PatchOffset:
 
     @property
     def terms(self) -> int:
-        """The number of terms of D as a sum of (channel factor) x (kernel position factor); 0 if it is no such sum."""
+        """The number of terms when D is written as a sum of (channel factor) x (kernel position factor).
+
+        It is 0 where D has no such sum.
+        """
         separable = isinstance(self.transform, Separable) and self.signs.shape[1] == 1
         return self.transform.terms if separable else 0  # type: ignore[attr-defined]
 
@@ -148,7 +154,10 @@ class PatchOffset:
 
     @functools.cached_property
     def form(self) -> Form | None:
-        """The formula for D's entries that kernels may use; None if the transform has none, or signs per position."""
+        """The formula for D's entries that kernels may use.
+
+        It is None where the transform has no formula, and where there are signs per position.
+        """
         if not isinstance(self.transform, HasForm) or self.signs.shape[1] > 1:
             return None
         form = self.transform.form(self.rows, self.length)
@@ -157,30 +166,33 @@ class PatchOffset:
         return form
 
     def apply(self, x: Tensor) -> Tensor:  # (..., n) -> (..., m)
-        line = _spread(self._signed(x), self.slots, self.length)
-        return _pick(self.transform.apply(line), self.rows)
+        line = _scatter(self._signed(x), self.slots, self.length)
+        return _gather(self.transform.apply(line), self.rows)
 
     def adjoint(self, v: Tensor) -> Tensor:  # (..., m) -> (..., n)
-        line = self.transform.adjoint(_spread(v, self.rows, self.length))
-        return self._signed(_pick(line, self.slots))
+        line = self.transform.adjoint(_scatter(v, self.rows, self.length))
+        return self._signed(_gather(line, self.slots))
 
     def matrix(self, dtype: torch.dtype | None = None) -> Tensor:  # (m, n)
-        """D in `dtype` (torch's default), computed in float64."""
+        """Return D in `dtype` (by default torch's default type), computed in float64."""
         out = torch.empty(self.shape, dtype=dtype or torch.get_default_dtype(), device="cpu")
-        block = max(1, BLOCK // self.shape[1])  # rows at a time: the float64 temporaries stay small
+        block = max(1, BLOCK // self.shape[1])  # rows that are computed at a time, so that float64 tensors stay small
         for start in range(0, self.shape[0], block):
             rows = slice(start, start + block)
             out[rows] = self._signed(self.transform.entries(self.rows[rows], self.slots, self.length))
         return out
 
     def factors(self) -> tuple[Tensor, Tensor]:  # (R, m, channels), (R, m, taps), float64
-        """D[k, (c, t)] = sum_r left[r, k, c] right[r, k, t], where the signs allow it."""
+        """Return `left` and `right` with D[k, (c, t)] = sum_r left[r, k, c] right[r, k, t].
+
+        ValueError is raised where the transform or the signs do not allow it.
+        """
         if not isinstance(self.transform, Separable):
-            raise ValueError(f"the transform {self.recipe.transform!r} has no addition theorem, so it has no factors")
-        if not self.separable:
             raise ValueError(
-                "signs per position are not separable; use signs='channel' or 'none' for separable factors"
+                f"the transform {self.recipe.transform!r} has no addition theorem, so its offsets have no factors"
             )
+        if not self.separable:
+            raise ValueError("an offset with signs='position' is not separable; use signs='channel' or signs='none'")
         left, right = self.transform.split(self.rows, self.channel_slots, self.tap_slots, self.length)
         k, p = _sample(len(self.rows)), _sample(len(self.slots))
         taps = len(self.tap_slots)
@@ -188,49 +200,52 @@ class PatchOffset:
         return left * self.signs.T, right
 
     def _check(self, method: str, k: Tensor, p: Tensor, found: Tensor) -> None:
-        """A method of the transform must agree with its `entries`, here at some rows k and patch entries p."""
+        """Raise ValueError unless `found` equals the transform's `entries` at the rows k and the patch entries p."""
         expected = self.transform.entries(self.rows[k], self.slots[p], self.length)
-        tolerance = 1e-5 * float(expected.abs().max())  # float32 is enough; another transform differs in every digit
+        tolerance = 1e-5 * float(expected.abs().max())  # permits float32; a wrong formula differs in every digit
         if not torch.allclose(found, expected.double(), rtol=0, atol=tolerance):
             raise ValueError(
                 f"the transform {self.recipe.transform!r} contradicts itself: its method {method!r} gives other "
-                f"numbers than its method 'entries' for length {self.length}; mend {method!r}, or leave it out"
+                f"numbers than its method 'entries' for length {self.length}; correct {method!r}, or leave it out"
             )
 
     def _signed(self, x: Tensor) -> Tensor:  # (..., n) -> (..., n)
+        """Return x with its entries multiplied by the signs."""
         if self.recipe.signs == "none":
             return x
         return x * self.signs.expand(-1, len(self.tap_slots)).reshape(-1).to(x)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _bind, (self.recipe, self.weight_shape)  # copies and pickles share the one of their process
+        return _bind, (self.recipe, self.weight_shape)  # a copy or an unpickled offset is the one that `_bind` caches
 
     def __repr__(self) -> str:
         return f"PatchOffset({self.recipe.name}, {self.shape[0]} x {self.shape[1]})"
 
 
 def _sample(count: int) -> Tensor:
-    """Up to eight indices below `count`, spread evenly, the first and the last among them."""
+    """Return up to eight indices below `count`, spread evenly from the first to the last."""
     return torch.from_numpy(np.unique(np.linspace(0, count - 1, min(count, 8)).round().astype(np.int64)))
 
 
 def _is_prefix(index: Tensor) -> bool:
-    """Whether a sorted-or-not index is 0, 1, 2, ...: then padding and slicing replace scatter and gather."""
+    """Return whether the index is 0, 1, 2, ...; padding and slicing then replace scatter and gather."""
     return torch.equal(index, torch.arange(len(index), device="cpu"))
 
 
-def _spread(x: Tensor, index: Tensor, length: int) -> Tensor:  # (..., len(index)) -> (..., length)
+def _scatter(x: Tensor, index: Tensor, length: int) -> Tensor:  # (..., len(index)) -> (..., length)
+    """Return zeros of the given length with the entries of x at `index`."""
     if _is_prefix(index):
         return torch.nn.functional.pad(x, (0, length - len(index))) if length > len(index) else x
     return x.new_zeros(*x.shape[:-1], length).index_copy(-1, index.to(x.device), x)
 
 
-def _pick(line: Tensor, index: Tensor) -> Tensor:  # (..., length) -> (..., len(index))
+def _gather(line: Tensor, index: Tensor) -> Tensor:  # (..., length) -> (..., len(index))
+    """Return the entries of the line at `index`."""
     return line[..., : len(index)] if _is_prefix(index) else line.index_select(-1, index.to(line.device))
 
 
 @functools.lru_cache(maxsize=256)
-@torch.inference_mode(False)  # kept for later, when tensors made for inference could not serve training
+@torch.inference_mode(False)  # the cached tensors must also serve training, which inference tensors cannot
 def _bind(recipe: TransformOffset, weight_shape: tuple[int, ...]) -> PatchOffset:
     return PatchOffset(recipe, weight_shape)
 
@@ -239,7 +254,7 @@ OffsetLike = str | TransformOffset | Offset | Callable[[tuple[int, ...]], Offset
 
 
 def resolve(offset: OffsetLike, weight_shape: Sequence[int]) -> Offset | None:
-    """The offset of a weight from whatever a user may write: a name, a recipe, an `Offset`, a function of the shape."""
+    """Return the offset of a weight; a user may pass a name, a recipe, an `Offset`, or a function of the shape."""
     if offset is None:
         return None
     if isinstance(offset, str):
@@ -253,13 +268,13 @@ def resolve(offset: OffsetLike, weight_shape: Sequence[int]) -> Offset | None:
     if tuple(bound.shape) != expected:
         raise ValueError(
             f"an offset of shape {tuple(bound.shape)} cannot serve a weight of shape {tuple(weight_shape)}, "
-            f"which needs {expected}; pass a name or a TransformOffset to have one made for each layer"
+            f"which needs {expected}; pass a name or a TransformOffset, which serve every shape"
         )
     return bound
 
 
 def offset_name(offset: Offset | None) -> str | None:
-    """What reports and files call an offset: a name that `TransformOffset.parse` reads, or a user's own class."""
+    """Return the name of an offset in reports and files: one that `parse` reads, or the name of a user's class."""
     if offset is None:
         return None
     return offset.name if isinstance(offset, PatchOffset) else type(offset).__name__

@@ -1,12 +1,14 @@
-"""Where the trainable weights are: sorted flat positions in a weight's shape.
+"""The support of a layer: the sorted flat positions of its trainable weights.
 
-Sampling must give the same support for the same seed on every platform and for ever, because a file may hold the
-seed instead of the positions. It therefore uses only the raw stream of numpy's PCG64, which numpy guarantees:
+A file may store the seed of a support instead of its positions. Sampling must therefore give the same support for the
+same seed on every platform and in every version, and it uses only the raw stream of numpy's PCG64, which numpy
+guarantees. To draw k of N positions:
 
-    take the 64-bit words in turn, keep the low bits (as many as N - 1 has), skip numbers >= N and numbers seen
-    before; the first k that remain, sorted, are the sample.
+    Take the 64-bit words in turn. Keep the low bits of each, as many as N - 1 has. Skip numbers >= N and numbers
+    seen before. The first k numbers that remain, sorted, are the sample.
 
-That is an exactly uniform k-subset, in O(k) memory: for k > N/2 the N - k positions to leave out are drawn instead.
+This draws every set of k positions with the same probability, in O(k) memory. For k > N/2, the N - k positions to
+leave out are drawn instead.
 """
 
 import dataclasses
@@ -34,7 +36,7 @@ class Support:
 
     shape: tuple[int, ...]
     positions: Tensor  # (nnz,)
-    seed: int | None = None  # set where the positions are `Support.sample(shape, nnz, seed)`
+    seed: int | None = None  # the seed with `Support.sample(shape, nnz, seed)` equal to this support, if there is one
 
     def __post_init__(self) -> None:
         shape = tuple(int(size) for size in self.shape)
@@ -59,7 +61,7 @@ class Support:
         return self.nnz / self.size
 
     def mask(self) -> Tensor:  # bool, of shape `shape`
-        """True at the positions."""
+        """Return a tensor that is True at the positions and False elsewhere."""
         mask = torch.zeros(self.size, dtype=torch.bool, device=self.positions.device)
         mask[self.positions.long()] = True
         return mask.view(self.shape)
@@ -74,22 +76,22 @@ class Support:
 
     @classmethod
     def sample(cls, shape: Sequence[int], nnz: int, seed: int = 0) -> "Support":
-        """`nnz` positions, uniformly without replacement; the same for the same seed on every platform."""
+        """Draw `nnz` positions uniformly without replacement; a seed gives the same ones on every platform."""
         size = math.prod(shape)
         if not 0 <= nnz <= size:
-            raise ValueError(f"cannot place {nnz} weights in a shape {tuple(shape)} of {size}")
+            raise ValueError(f"cannot place {nnz} weights in the shape {tuple(shape)}, which has {size} places")
         return cls(tuple(shape), torch.from_numpy(sample(size, nnz, seed)), seed)
 
     @classmethod
     def from_mask(cls, mask: Tensor) -> "Support":
-        """The positions at which a boolean tensor is true."""
+        """Return the support at whose positions a boolean tensor is True."""
         if mask.dtype != torch.bool:
             raise ValueError(f"a mask is a boolean tensor, not {mask.dtype}; compare it first, as in mask != 0")
         return cls(tuple(mask.shape), mask.flatten().nonzero().flatten())
 
 
 def _checked(positions: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """`positions` in the narrowest index type, or an error that says what is wrong with them."""
+    """Return the positions in the narrowest index type; raise ValueError where they are no support of this shape."""
     size = math.prod(shape)
     if positions.dim() != 1 or positions.is_floating_point() or positions.dtype == torch.bool:
         raise ValueError(f"positions must be a 1-D integer tensor, not {positions.dim()}-D {positions.dtype}")
@@ -105,14 +107,13 @@ def _checked(positions: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def index_dtype(size: int) -> torch.dtype:
-    """int32 where positions in a tensor of `size` elements fit, else int64."""
+    """Return int32 where the positions of a tensor of `size` elements fit, else int64."""
     return torch.int32 if size <= 2**31 else torch.int64
 
 
 def sample(size: int, count: int, seed: int) -> Int64:
-    """A uniform `count`-subset of range(size), sorted; the definition is at the top of this file."""
-    if seed < 0:
-        raise ValueError(f"a seed is a non-negative integer, not {seed}")
+    """Draw `count` different numbers of range(size) uniformly, as the top of this file defines; return them sorted."""
+    check_seed(seed)
     if count > size - count:
         keep = np.ones(size, dtype=bool)
         keep[sample(size, size - count, seed)] = False
@@ -128,11 +129,17 @@ def sample(size: int, count: int, seed: int) -> Int64:
 
 
 def _distinct(drawn: Int64) -> Int64:
-    """Without repetitions, in order of first appearance."""
+    """Return the numbers without repetitions, in the order of their first appearance."""
     _, first = np.unique(drawn, return_index=True)
     return drawn[np.sort(first)]
 
 
+def check_seed(seed: int) -> None:
+    """Raise ValueError unless the seed is a non-negative integer."""
+    if seed < 0:
+        raise ValueError(f"a seed is a non-negative integer, not {seed}")
+
+
 def derive_seed(seed: int, name: str) -> int:
-    """A seed of its own for the part called `name` of something seeded with `seed` (32 bits of a SHA-256)."""
+    """Return a separate seed for the part called `name` of whatever `seed` seeds: 32 bits of a SHA-256."""
     return int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:4], "big")

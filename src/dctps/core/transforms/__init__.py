@@ -1,4 +1,4 @@
-"""Orthonormal fast transforms along an axis, and their matrices.
+"""Orthonormal fast transforms along an axis, with their matrices.
 
 A new transform is a class with the methods of `base.Transform` and an entry in `TRANSFORMS`.
 """

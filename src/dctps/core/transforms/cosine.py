@@ -1,4 +1,4 @@
-"""The DCT-II, which is the paper's transform."""
+"""The DCT-II, the transform of the paper."""
 
 import importlib.util
 import math
@@ -10,11 +10,11 @@ from torch import Tensor
 from dctps.core.transforms.base import angle, outer, working
 from dctps.core.transforms.forms import Spectrum, Waves
 
-HAS_SCIPY = importlib.util.find_spec("scipy") is not None  # scipy's DCT is 2-3 times faster than one made of FFTs
+HAS_SCIPY = importlib.util.find_spec("scipy") is not None  # scipy's DCT is 2-3 times faster than `_dct_fft`
 
 
 class Dct:
-    """DCT-II: F[k, p] = s_k cos(pi k (2p + 1) / 2q), s_0 = sqrt(1/q), s_k = sqrt(2/q). The paper's transform."""
+    """The DCT-II: F[k, p] = s_k cos(pi k (2p + 1) / 2q) with s_0 = sqrt(1/q) and otherwise s_k = sqrt(2/q)."""
 
     terms = 2
 
@@ -50,7 +50,7 @@ class CosineWaves(Waves):
     """The waves of the DCT-II, whose Fourier transform has length q instead of 2q (Makhoul 1980)."""
 
     def spectrum(self, inputs: int) -> Spectrum:
-        """Entries at even places come first, those at odd places follow backwards."""
+        """Return the spectrum of a line in which the even inputs come first and the odd ones follow in reverse."""
         q, p = self.period // 4, np.arange(inputs)
         place = np.where(p % 2 == 0, p // 2, q - 1 - p // 2)
         phase = np.pi * self.frequency / (2 * q)
@@ -63,7 +63,7 @@ class CosineWaves(Waves):
 
 @torch.library.custom_op("dctps::dct", mutates_args=())
 def _dct(x: Tensor, inverse: bool) -> Tensor:  # (..., q) -> (..., q)
-    """Orthonormal DCT-II along the last axis, or its inverse, the DCT-III."""
+    """Apply the orthonormal DCT-II along the last axis, or its inverse, the DCT-III."""
     if x.numel() == 0:
         return x.clone()
     return _dct_scipy(x, inverse) if HAS_SCIPY and x.device.type == "cpu" else _dct_fft(x, inverse)
@@ -89,16 +89,16 @@ def _dct_scipy(x: Tensor, inverse: bool) -> Tensor:
     import scipy.fft
 
     run = scipy.fft.idct if inverse else scipy.fft.dct
-    # pocketfft splits the batch over threads; one long vector or a small batch only pays for starting them
+    # pocketfft divides the batch among threads, which for a small batch or one long vector costs more than it saves
     workers = torch.get_num_threads() if x.numel() > 2**15 else 1
     return torch.from_numpy(run(x.detach().numpy(), type=2, norm="ortho", axis=-1, workers=workers))
 
 
 def _dct_fft(x: Tensor, inverse: bool) -> Tensor:
-    """One real FFT of length q on the even entries followed by the odd ones reversed (Makhoul 1980)."""
+    """Compute the DCT by one real FFT of the even entries followed by the odd ones in reverse (Makhoul 1980)."""
     q = x.shape[-1]
     order = torch.cat([torch.arange(0, q, 2, device=x.device), torch.arange(1, q, 2, device=x.device).flip(0)])
-    half = torch.arange(q // 2 + 1, device="cpu")  # float64 angles, which not every device has
+    half = torch.arange(q // 2 + 1, device="cpu")  # the angles are float64, which not every device has
     twiddle = torch.polar(
         torch.full((len(half),), math.sqrt(2 / q), dtype=torch.float64, device="cpu"), angle(-half, 4 * q)
     )
@@ -110,13 +110,13 @@ def _dct_fft(x: Tensor, inverse: bool) -> Tensor:
 def _dct_fft_forward(x: Tensor, twiddle: Tensor, order: Tensor) -> Tensor:
     q = x.shape[-1]
     half = torch.fft.rfft(x[..., order]) * twiddle
-    # y_k = Re c_k and y_(q-k) = -Im c_k
+    # y_k = Re c_k and y_(q-k) = -Im c_k, where c is `half`
     return torch.cat([half.real, -half.imag[..., 1 : (q + 1) // 2].flip(-1)], dim=-1)
 
 
 def _idct_fft(y: Tensor, twiddle: Tensor, order: Tensor) -> Tensor:
     q = y.shape[-1]
-    # the forward relation c_k = y_k - i y_(q-k) read backwards, with y_q = 0
+    # c_k = y_k - i y_(q-k) with y_q = 0 inverts the relation at the end of `_dct_fft_forward`
     mirrored = torch.cat([torch.zeros_like(y[..., :1]), y[..., 1:].flip(-1)], dim=-1)[..., : q // 2 + 1]
     spectrum = torch.complex(y[..., : q // 2 + 1], -mirrored) / twiddle
     out = torch.empty_like(y, memory_format=torch.contiguous_format)

@@ -1,24 +1,27 @@
-"""Formulas for the entries of a transform, as far as kernels need to know them.
+"""Formulas for the entries of a transform, as far as the kernels need them.
 
-A transform that has one of these forms can be computed by the native kernels. They ask the form for angles, periods
-and phases, so no kernel knows a transform by its name.
+The native kernels can compute every transform that has one of these forms. They ask the form for angles, periods and
+phases, so no kernel knows a transform by its name.
 """
 
 import dataclasses
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor
 
 Int64 = npt.NDArray[np.int64]
 Float64 = npt.NDArray[np.float64]
+Bits = TypeVar("Bits", Int64, Tensor)
 
 
 @dataclasses.dataclass(frozen=True)
 class Spectrum:
-    """Rows of a transform as parts of one discrete Fourier transform X of `length`.
+    """Rows of a transform, computed from one discrete Fourier transform X of `length`.
 
-    Output k is real_k Re X[frequency_k] + imaginary_k Im X[frequency_k], where input p stands at place_p of the line,
-    multiplied by sign_p, and the other places are zero.
+    X transforms a line in which input p stands at place_p, multiplied by sign_p, and all other places are zero. Output
+    k is real_k Re X[frequency_k] + imaginary_k Im X[frequency_k].
     """
 
     length: int
@@ -31,7 +34,7 @@ class Spectrum:
 
 @dataclasses.dataclass(frozen=True)
 class Waves:
-    """F[k, p] = norm_k (cosine cos A + sine sin A) with the angle A = 2 pi frequency_k (2 p + shift) / period.
+    """The form F[k, p] = norm_k (cosine cos A + sine sin A) with the angle A = 2 pi frequency_k (2 p + shift) / period.
 
     The period is even.
     """
@@ -44,18 +47,18 @@ class Waves:
     sine: float
 
     def entries(self, p: Int64) -> Float64:  # (P,) -> (K, P)
-        """F[k, p] by the formula."""
+        """Return F[k, p] by the formula."""
         A = self.angles(2 * p + self.shift)
         entries: Float64 = self.norm[:, None] * (self.cosine * np.cos(A) + self.sine * np.sin(A))
         return entries
 
     def angles(self, j: Int64) -> Float64:  # (J,) -> (K, J)
-        """2 pi frequency_k j / period, reduced modulo the period in integers."""
+        """Return the angles 2 pi frequency_k j / period, reduced modulo the period in integers."""
         angles: Float64 = 2 * np.pi / self.period * (np.multiply.outer(self.frequency, j) % self.period)
         return angles
 
     def spectrum(self, inputs: int) -> Spectrum:
-        """The products with the first `inputs` columns as one Fourier transform of length period / 2."""
+        """Return the products with the first `inputs` columns as one Fourier transform of length period / 2."""
         phase = self.angles(np.array([self.shift]))[:, 0]
         length, p = self.period // 2, np.arange(inputs)
         cos, sin = np.cos(phase), np.sin(phase)
@@ -66,18 +69,22 @@ class Waves:
 
 @dataclasses.dataclass(frozen=True)
 class Walsh:
-    """F[k, p] = (-1)^(number of one bits that k and p have in common) / sqrt(q), q a power of two."""
+    """The form F[k, p] = (-1)^(number of one bits that k and p have in common) / sqrt(q), where q is a power of two."""
 
     rows: Int64  # (K,)
     length: int  # q
 
     def entries(self, p: Int64) -> Float64:  # (P,) -> (K, P)
-        """F[k, p] by the formula."""
-        bits = np.bitwise_and.outer(self.rows, p)
-        for step in (32, 16, 8, 4, 2, 1):
-            bits = bits ^ (bits >> step)
-        entries: Float64 = (1.0 - 2.0 * (bits & 1)) / np.sqrt(self.length)
+        """Return F[k, p] by the formula."""
+        entries: Float64 = (1.0 - 2.0 * parity(np.bitwise_and.outer(self.rows, p))) / np.sqrt(self.length)
         return entries
 
 
 Form = Waves | Walsh
+
+
+def parity(bits: Bits) -> Bits:
+    """Return 0 where an integer has an even number of one bits, and 1 where it has an odd number."""
+    for shift in (32, 16, 8, 4, 2, 1):
+        bits = bits ^ (bits >> shift)
+    return bits & 1

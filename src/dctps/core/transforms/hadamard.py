@@ -7,13 +7,14 @@ import torch
 from torch import Tensor
 
 from dctps.core.transforms.base import working
-from dctps.core.transforms.forms import Walsh
+from dctps.core.transforms.forms import Walsh, parity
 
 
 class Hadamard:
-    """F[k, p] = (-1)^(number of common one bits of k and p) / sqrt(q), q a power of two: additions only.
+    """The Walsh-Hadamard transform F[k, p] = (-1)^(number of common one bits of k and p) / sqrt(q), q a power of two.
 
-    Symmetric, its own inverse. Its addition theorem needs a and b to have no one bit in common.
+    It needs additions only, is symmetric, and is its own inverse. Its addition theorem holds where a and b have no one
+    bit in common.
     """
 
     terms = 1
@@ -38,14 +39,16 @@ class Hadamard:
         return Walsh(k.numpy(), q)
 
 
-RADIX = 32  # one product with H_32 replaces five passes over memory
+RADIX = 32  # length of the blocks that one matrix product transforms, instead of five passes over memory
 
 
 def _walsh(x: Tensor) -> Tensor:
-    """The unnormalised Walsh-Hadamard transform of the last axis: H_q = H_(q/32) (x) H_32, radix by radix."""
+    """Apply the unnormalised transform along the last axis, by H_q = H_(q/32) (x) H_32 again and again."""
     q = x.shape[-1]
     if q & (q - 1):
-        raise ValueError(f"a Hadamard transform needs a length that is a power of two, not {q}")
+        raise ValueError(
+            f"a Hadamard transform needs a length that is a power of two, not {q}; pad the input with zeros"
+        )
     if q <= RADIX:
         return x @ _sylvester(q).to(x)
     blocks = x.reshape(*x.shape[:-1], q // RADIX, RADIX) @ _sylvester(RADIX).to(x)
@@ -54,12 +57,11 @@ def _walsh(x: Tensor) -> Tensor:
 
 @functools.cache
 def _sylvester(q: int) -> Tensor:
+    """Return the unnormalised matrix H_q."""
     index = torch.arange(q, device="cpu")
     return _parity_sign(index[:, None] & index[None, :])
 
 
 def _parity_sign(bits: Tensor) -> Tensor:
-    """+1 where the number of one bits is even, -1 where it is odd, as float64."""
-    for shift in (32, 16, 8, 4, 2, 1):
-        bits = bits ^ (bits >> shift)
-    return 1.0 - 2.0 * (bits & 1).double()
+    """Return +1 where the number of one bits is even and -1 where it is odd, as float64."""
+    return 1.0 - 2.0 * parity(bits).double()

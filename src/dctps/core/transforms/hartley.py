@@ -11,7 +11,10 @@ from dctps.core.transforms.forms import Waves
 
 
 class Hartley:
-    """F[k, p] = (cos + sin)(2 pi k p / q) / sqrt(q): symmetric, its own inverse, one real FFT."""
+    """The Hartley transform F[k, p] = (cos + sin)(2 pi k p / q) / sqrt(q).
+
+    It is symmetric and its own inverse, and one real FFT computes it.
+    """
 
     terms = 2
 
@@ -21,7 +24,7 @@ class Hartley:
     def apply(self, x: Tensor, axis: int = -1) -> Tensor:
         line = working(x).movedim(axis, -1)
         q = line.shape[-1]
-        if line.numel() == 0:  # an empty batch, which MKL's FFT refuses
+        if line.numel() == 0:  # MKL's FFT refuses an empty batch
             return x.clone()
         half = torch.fft.rfft(line, norm="ortho")
         upper = half[..., 1 : (q + 1) // 2].flip(-1)  # the spectrum of a real line is conjugate symmetric

@@ -12,9 +12,9 @@ from dctps.core.transforms.forms import Spectrum, Waves
 
 
 class Dst:
-    """DST-II: F[k, p] = s_k sin(pi (k + 1)(2p + 1) / 2q), s_(q-1) = sqrt(1/q), else sqrt(2/q).
+    """The DST-II: F[k, p] = s_k sin(pi (k + 1)(2p + 1) / 2q) with s_(q-1) = sqrt(1/q) and otherwise s_k = sqrt(2/q).
 
-    Row k is row q-1-k of the DCT-II with every other column negated: that is how it is computed.
+    It is computed by the DCT-II: row k is row q-1-k of the DCT-II with every other column negated.
     """
 
     terms = 2
@@ -48,7 +48,7 @@ class Dst:
 
 
 class SineWaves(Waves):
-    """The waves of the DST-II: row k is row q - 1 - k of the DCT-II with every other column negated."""
+    """The waves of the DST-II, whose row k is row q - 1 - k of the DCT-II with every other column negated."""
 
     def spectrum(self, inputs: int) -> Spectrum:
         mirrored = CosineWaves(self.period // 4 - self.frequency, self.norm, self.period, 1, 1.0, 0.0)
