@@ -20,19 +20,19 @@ def _measuring(monkeypatch, tmp_path):
     monkeypatch.setenv("DCTPS_TUNE", "1")
     monkeypatch.setenv("DCTPS_CACHE", str(tmp_path))
     monkeypatch.delenv("DCTPS_BACKEND", raising=False)
-    monkeypatch.setattr(autotune, "_known", {})
-    monkeypatch.setattr(autotune, "_recalled", {})
+    monkeypatch.setattr(autotune, "_times", {})
+    monkeypatch.setattr(autotune, "_preferred", {})
 
 
 def measuring(monkeypatch, **times):
     """Times instead of measurements, and a list of what was asked for."""
     asked = []
 
-    def race(case, backends):
+    def time_backends(case, backends):
         asked.extend(backends)
         return {backend: times[backend] for backend in backends}
 
-    monkeypatch.setattr(autotune, "_race", race)
+    monkeypatch.setattr(autotune, "_time_backends", time_backends)
     return asked
 
 
@@ -87,11 +87,11 @@ def test_batches_of_nearly_one_size_share_a_measurement(monkeypatch):
 def test_a_few_images_decide_where_they_can(few, images, expected, monkeypatch):
     asked = []
 
-    def race(case, backends):
+    def time_backends(case, backends):
         asked.append(case.shape[0])
         return dict(zip(["dense", FAST], few if case.shape[0] == 16 else (9.0, 8.0), strict=True))
 
-    monkeypatch.setattr(autotune, "_race", race)
+    monkeypatch.setattr(autotune, "_time_backends", time_backends)
     assert choice(DpsConv2d(8, 8, 3, nnz=5), 200, 8, 5, 5) == expected
     assert asked == images
 
@@ -141,9 +141,9 @@ def test_choices_of_another_installation_do_not_bind(monkeypatch):
     measuring(monkeypatch, dense=2.0, **{FAST: 1.0})
     layer = DpsLinear(64, 32, nnz=5)
     choice(layer, 4, 64)
-    (name,) = autotune.choices()
+    (name,) = autotune.used_times()
     for table in ({"gpu": 0.1, "dense": 1.0}, {}):
-        autotune.recall({name: table})
+        autotune.prefer_times({name: table})
         assert choice(layer, 4, 64) in backends()
     assert "gpu" not in autotune.cache_file().read_text()
 
@@ -153,7 +153,7 @@ def test_measurements_are_kept_on_disk(monkeypatch):
     layer = DpsLinear(64, 32, nnz=5)
     choice(layer, 4, 64)
     assert list(json.loads(autotune.cache_file().read_text()).values()) == [{"dense": 2.0, FAST: 1.0}]
-    monkeypatch.setattr(autotune, "_known", {})  # another process
+    monkeypatch.setattr(autotune, "_times", {})  # another process
     assert choice(layer, 4, 64) == FAST
     assert asked == ["dense", FAST]
 
@@ -162,11 +162,11 @@ def test_a_run_goes_on_with_its_own_choices(monkeypatch):
     measuring(monkeypatch, dense=2.0, **{FAST: 1.0})
     layer = DpsLinear(64, 32, nnz=5)
     assert choice(layer, 4, 64) == FAST
-    kept = autotune.choices()
+    kept = autotune.used_times()
     (name,) = kept
-    autotune.recall({name: {"dense": 1.0, FAST: 2.0}})  # as a machine, or a moment, that measured otherwise
+    autotune.prefer_times({name: {"dense": 1.0, FAST: 2.0}})  # as a machine, or a moment, that measured otherwise
     assert choice(layer, 4, 64) == "dense"
-    autotune.recall(kept)
+    autotune.prefer_times(kept)
     assert choice(layer, 4, 64) == FAST
 
 
@@ -195,7 +195,7 @@ def test_switches(monkeypatch):
         choice(layer, 4, 64)
     monkeypatch.delenv("DCTPS_BACKEND")
     monkeypatch.setenv("DCTPS_TUNE", "0")
-    assert choice(layer, 4, 64) == autotune.rule(layer.geometry, 5) == "dense"
+    assert choice(layer, 4, 64) == autotune.backend_by_rule(layer.geometry, 5) == "dense"
     monkeypatch.setenv("DCTPS_TUNE", "1")
     with autotune.by_rule():
         assert choice(layer, 4, 64) == "dense"
@@ -226,7 +226,7 @@ def test_a_real_measurement(dtype, gradients):
         y = layer(x)
     assert torch.equal(torch.get_rng_state(), before)
     assert y.requires_grad == gradients
-    ((case, times),) = autotune._known.items()
+    ((case, times),) = autotune._times.items()
     assert set(times) == {"dense", FAST}
     assert 0 < min(times.values()) <= max(times.values()) < math.inf
     assert case.gradients == gradients
@@ -234,9 +234,9 @@ def test_a_real_measurement(dtype, gradients):
 
 def test_the_rule_by_sizes():
     small, large = DpsLinear(8, 8, nnz=1).geometry, DpsLinear(4096, 4096, nnz=1).geometry
-    assert autotune.rule(small, 1) == "dense"
-    assert autotune.rule(large, 1000) == FAST
-    assert autotune.rule(large, 4096 * 4096 // 5) == "dense"
+    assert autotune.backend_by_rule(small, 1) == "dense"
+    assert autotune.backend_by_rule(large, 1000) == FAST
+    assert autotune.backend_by_rule(large, 4096 * 4096 // 5) == "dense"
 
 
 def test_a_backend_that_is_not_there_says_why(monkeypatch):

@@ -123,10 +123,10 @@ def find_cases(asked: Layers) -> list[Case]:
 def _collector(name: str, cases: dict[Hashable, Case]) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
     def collect(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         assert isinstance(layer, DpsLayer)
-        x, size = inputs[0], autotune.support_size(layer.nnz)
+        x, nnz_class = inputs[0], autotune.nnz_class(layer.nnz)
         padding = getattr(layer, "padding", None), getattr(layer, "padding_mode", None)
         last = autotune.is_channels_last(x)
-        key = (type(layer), layer.geometry, padding, layer.bias is None, size, x.shape, last, x.requires_grad)
+        key = (type(layer), layer.geometry, padding, layer.bias is None, nnz_class, x.shape, last, x.requires_grad)
         if key in cases:
             cases[key].count += 1
         else:

@@ -1,13 +1,14 @@
-"""`backend="auto"`: the fastest of the correct ways for each layer, measured once on this machine.
+"""The choice that `backend="auto"` makes: the backend that was measured to be the fastest for a layer on this machine.
 
-The first time a layer meets a shape of input, its ways run a few times on random numbers, forwards and (where
-gradients are wanted) backwards: on a small part of the batch, and where that leaves a doubt on all of it, since what
-fits a cache is no measure of what does not. The fastest is kept in memory and on disk, per processor, threads and
-versions. The dense way (W built, torch's operator) is always among the measured ones: none that is slower is chosen.
+When a layer meets an input of a new shape, the backends run a few times on random numbers, forwards and, where
+gradients are wanted, backwards. They run on a few images of the batch first. If the times differ little, they run on
+the whole batch too, because a few images may fit into a cache that the batch does not fit into. The times are kept in
+memory and in a file, which belongs to one processor and one version of torch. `dense` is always among the measured
+backends, so `auto` never chooses a backend that was measured slower than `dense`.
 
-    DCTPS_TUNE=0             no measurement: a rule by sizes alone, which depends on nothing but the layer
-    DCTPS_BACKEND=dense      this backend wherever a layer says "auto"
-    DCTPS_CACHE=folder       where measurements are kept (default: dctps in the user's cache folder)
+    DCTPS_TUNE=0             measure nothing and choose by a rule that looks at the sizes of the layer alone
+    DCTPS_BACKEND=dense      use this backend wherever a layer says "auto"
+    DCTPS_CACHE=folder       keep the times in this folder (default: dctps in the user's cache folder)
 """
 
 import contextlib
@@ -33,95 +34,98 @@ from dctps.core.offsets import Offset, PatchOffset
 from dctps.ops import functional, native
 from dctps.ops.weight import offset_by_name, transformed
 
-FEW = 16  # images that are measured first
-MANY = 128  # images that are measured at most
-CLEAR = 1.6  # times faster than dense, or slower, on a few images: then that decides
-PATIENCE = 100  # milliseconds of one run on many images, beyond which the few decide all the same
-REPEATS = 5  # after one warm-up; the fastest counts
-LARGE = 1 << 24  # weights above which no dense weight is built, not even to measure it
-ROWS = 512  # of a linear layer's input, at most
-FORMAT = 3  # of the file; raised when kernels change so that old measurements mislead
+# the measurement
+FIRST_IMAGES = 16  # images of a batch that are measured first
+MOST_IMAGES = 128  # images of a batch that are measured at most
+MOST_ROWS = 512  # rows of a linear layer's input that are measured at most
+CLEAR_RATIO = 1.6  # ratio of the slowest to the fastest time on the first images above which these decide
+LONGEST_RUN = (
+    100  # milliseconds that one run on the batch may take; where it would take longer, the first images decide
+)
+REPEATS = 5  # timed runs of each backend, after one that is not timed
+FILE_FORMAT = 3  # version of the file of times, raised when kernels change so much that old times mislead
+# the rule without a measurement
+LARGEST_DENSE = 1 << 24  # weights of a layer above which no dense weight is built, not even to measure it
+FEW_WEIGHTS = 1 << 11  # weights of a layer up to which `dense` is faster than the native kernels
+FEW_WEIGHTS_TORCH = 1 << 17  # weights of a layer up to which `dense` is faster than the backend `torch`
+HIGH_DENSITY = 0.1  # density above which `dense` is the fastest backend
 
 
 class Case(NamedTuple):
-    """What a measurement depends on; supports and batches of nearly one size share it."""
+    """All that the times of a layer depend on; layers and batches of nearly the same size share a case."""
 
     geometry: Geometry
-    size: int  # of the support: 2^(size / 2)
-    offset: str
-    shape: tuple[int, ...]  # of the input that is measured
+    nnz_class: int  # `nnz_class` of the layer's nnz
+    offset: str  # name of the offset, "" without one
+    shape: tuple[int, ...]  # (batch, *spatial) of the input that is measured
     channels_last: bool
     dtype: torch.dtype
     threads: int
-    gradients: bool  # of the parameters
+    gradients: bool  # whether the gradients of values and alpha are wanted
     input_gradient: bool
 
 
 Times = dict[str, float]  # backend -> milliseconds
 
-_by_rule = contextvars.ContextVar("by_rule", default=False)
+_measuring_is_off = contextvars.ContextVar("measuring_is_off", default=False)
 _lock = threading.RLock()
-_known: dict[Case, Times] = {}
-_recalled: dict[str, Times] = {}
+_times: dict[Case, Times] = {}  # times that this process has used
+_preferred: dict[str, Times] = {}  # times by the name of a case, which come before those in the file
 
 
 def choose(x: Tensor, nnz: int, offset: Offset | None, geometry: Geometry) -> str:
-    """The backend of a layer that says `auto`, for this input."""
+    """Return the backend that a layer with the backend `auto` uses for the input x."""
     forced = os.environ.get("DCTPS_BACKEND", functional.AUTO)
     if forced != functional.AUTO:
         functional.check_backend(forced)
         return forced
     if not _can_measure(x, offset, geometry):
-        return rule(geometry, nnz, x.device.type)
-    times = measured(_case(x, nnz, offset, geometry))
-    there = [backend for backend in functional.backends() if math.isfinite(times.get(backend, math.inf))]
-    return min(there, key=lambda backend: times[backend]) if there else rule(geometry, nnz)
+        return backend_by_rule(geometry, nnz, x.device.type)
+    times = measured_times(_case_of(x, nnz, offset, geometry))
+    timed = [backend for backend in functional.backends() if math.isfinite(times.get(backend, math.inf))]
+    return min(timed, key=lambda backend: times[backend]) if timed else backend_by_rule(geometry, nnz)
 
 
 @contextlib.contextmanager
 def by_rule() -> Iterator[None]:
-    """No measurements inside: for a forward pass that only looks at a network."""
-    token = _by_rule.set(True)
+    """Choose by the rule and measure nothing inside of this context, where a measurement would not pay off."""
+    token = _measuring_is_off.set(True)
     try:
         yield
     finally:
-        _by_rule.reset(token)
+        _measuring_is_off.reset(token)
 
 
-def rule(geometry: Geometry, nnz: int, device: str = "cpu") -> str:
-    """Without a measurement: dense weights for small or well-filled layers, else never a dense weight."""
+def backend_by_rule(geometry: Geometry, nnz: int, device: str = "cpu") -> str:
+    """Return the backend by sizes alone: `dense` for few weights and for high densities, else one that builds no W."""
     size = math.prod(geometry.weight_shape)
     compiled = native.kernels is not None and device == "cpu"
-    if size <= (TINY if compiled else SMALL) or (WELL_FILLED * size < nnz and size <= LARGE):
+    few = FEW_WEIGHTS if compiled else FEW_WEIGHTS_TORCH
+    if size <= few or (HIGH_DENSITY * size < nnz and size <= LARGEST_DENSE):
         return "dense"
     return "native" if compiled else "torch"
-
-
-TINY = 1 << 11  # weights
-SMALL = 1 << 17  # likewise, for torch's own operators
-WELL_FILLED = 0.1  # density
 
 
 def _can_measure(x: Tensor, offset: Offset | None, geometry: Geometry) -> bool:
     if torch.compiler.is_compiling() or isinstance(x, FakeTensor) or transformed():
         return False
-    if _get_current_dispatch_mode() is not None:  # as one that counts operations, which would count ours
+    if _get_current_dispatch_mode() is not None:  # a mode that counts operations would count the measurement, too
         return False
-    if os.environ.get("DCTPS_TUNE") == "0" or _by_rule.get():
+    if os.environ.get("DCTPS_TUNE") == "0" or _measuring_is_off.get():
         return False
-    if x.device.type != "cpu" or x.numel() == 0 or math.prod(geometry.weight_shape) > LARGE:
+    if x.device.type != "cpu" or x.numel() == 0 or math.prod(geometry.weight_shape) > LARGEST_DENSE:
         return False
     return offset is None or isinstance(offset, PatchOffset)
 
 
-def _case(x: Tensor, nnz: int, offset: Offset | None, geometry: Geometry) -> Case:
+def _case_of(x: Tensor, nnz: int, offset: Offset | None, geometry: Geometry) -> Case:
     autocast = torch.is_autocast_enabled("cpu") and x.dtype != torch.float64
     gradients = torch.is_grad_enabled()
     return Case(
         geometry,
-        size=support_size(nnz),
+        nnz_class=nnz_class(nnz),
         offset=offset.name if isinstance(offset, PatchOffset) else "",
-        shape=(_part(len(x), geometry), *x.shape[2:]),
+        shape=(_measured_batch(len(x), geometry), *x.shape[2:]),
         channels_last=is_channels_last(x),
         dtype=torch.get_autocast_dtype("cpu") if autocast else x.dtype,
         threads=torch.get_num_threads(),
@@ -130,52 +134,52 @@ def _case(x: Tensor, nnz: int, offset: Offset | None, geometry: Geometry) -> Cas
     )
 
 
-def support_size(nnz: int) -> int:
-    """In steps of the square root of two: supports of nearly one size share a case."""
+def nnz_class(nnz: int) -> int:
+    """Return 2 log2(nnz), rounded: supports whose nnz differ by less than about a factor of sqrt(2) share a class."""
     return round(2 * math.log2(max(1, nnz)))
 
 
 def is_channels_last(x: Tensor) -> bool:
-    """Whether images have their channels as neighbours in memory."""
+    """Return whether x holds images whose channels are neighbours in memory."""
     return x.dim() == 4 and not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last)
 
 
-def _part(batch: int, geometry: Geometry) -> int:
-    """How many of a batch stand for it: batches up to the next power of two share a measurement."""
-    return min(MANY if geometry.axes else ROWS, 1 << (batch - 1).bit_length())
+def _measured_batch(batch: int, geometry: Geometry) -> int:
+    """Return the batch size that is measured for a batch: the next power of two, but no more than the limit."""
+    return min(MOST_IMAGES if geometry.axes else MOST_ROWS, 1 << (batch - 1).bit_length())
 
 
-def measured(case: Case) -> Times:
-    """Milliseconds of every backend, from memory, from a run that goes on, from disk or from a measurement made now."""
+def measured_times(case: Case) -> Times:
+    """Return the milliseconds of every backend: from memory, from a resumed run, from the file, or measured now."""
     with _lock:
-        if case not in _known:
-            name = _name(case)
-            times = _recalled.get(name) or _read().get(name)
+        if case not in _times:
+            name = _name_of(case)
+            times = _preferred.get(name) or _read_file().get(name)
             if not times:
                 times = _measure(case)
-                _write(_read() | {name: times})
-            _known[case] = times
-        return _known[case]
+                _write_file(_read_file() | {name: times})
+            _times[case] = times
+        return _times[case]
 
 
-def choices() -> dict[str, Times]:
-    """Every measurement that this process has used; a run keeps them, so as to go on with the same backends."""
+def used_times() -> dict[str, Times]:
+    """Return all times that this process has used, by the names of their cases; a run saves them for its resumption."""
     with _lock:
-        return {_name(case): times for case, times in _known.items()}
+        return {_name_of(case): times for case, times in _times.items()}
 
 
-def recall(table: dict[str, Times]) -> None:
-    """Use these measurements before any other."""
+def prefer_times(times_by_name: dict[str, Times]) -> None:
+    """Use these times before any other, so that a resumed run chooses the same backends as before."""
     with _lock:
-        _recalled.update(table)
-        _known.clear()
+        _preferred.update(times_by_name)
+        _times.clear()
 
 
 # --- the measurement ------------------------------------------------------------------------------------------------
 
 
 def _measure(case: Case) -> Times:
-    """In surroundings of its own: hooks on saved tensors, autocast, default devices of the caller do not reach in."""
+    """Measure `dense` and its fastest rival, shielded from the caller's inference mode, autocast, hooks and device."""
     backends = ["dense", "torch" if native.kernels is None else "native"]
     with (
         torch.inference_mode(False),
@@ -183,32 +187,32 @@ def _measure(case: Case) -> Times:
         torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor),
         torch.device("cpu"),
     ):
-        if not case.geometry.axes or case.shape[0] <= FEW:
-            return _race(case, backends)
-        times = _race(case._replace(shape=(FEW, *case.shape[1:])), backends)
-        slow, fast = max(times.values()), min(times.values())
-        if slow > CLEAR * fast or slow * case.shape[0] > PATIENCE * FEW:
+        if not case.geometry.axes or case.shape[0] <= FIRST_IMAGES:
+            return _time_backends(case, backends)
+        times = _time_backends(case._replace(shape=(FIRST_IMAGES, *case.shape[1:])), backends)
+        slowest, fastest = max(times.values()), min(times.values())
+        if slowest > CLEAR_RATIO * fastest or slowest * case.shape[0] > LONGEST_RUN * FIRST_IMAGES:
             return times
-        return _race(case, backends)
+        return _time_backends(case, backends)
 
 
-def _race(case: Case, backends: list[str]) -> Times:
-    """The fastest run of each, in turn, so that whatever else the machine does hits all alike.
+def _time_backends(case: Case, backends: list[str]) -> Times:
+    """Return the shortest run of each backend, infinite for a backend that fails, for example for want of memory.
 
-    Infinite where a backend fails, as for want of memory: the others remain.
+    The backends take turns, so that whatever else the machine does slows all of them alike.
     """
     times = dict.fromkeys(backends, math.inf)
-    runs = {backend: _trial(case, backend) for backend in backends}
-    for warm in [False] + [True] * REPEATS:
+    runs = {backend: _layer_run(case, backend) for backend in backends}
+    for is_timed in [False] + [True] * REPEATS:
         for backend, run in list(runs.items()):
             try:
-                taken = _milliseconds(run)
+                milliseconds = _milliseconds(run)
             except (RuntimeError, ValueError, MemoryError):
                 del runs[backend]
                 times[backend] = math.inf
                 continue
-            if warm:  # what else a machine does only ever makes a run slower
-                times[backend] = min(times[backend], taken)
+            if is_timed:  # the shortest run is the least disturbed one
+                times[backend] = min(times[backend], milliseconds)
     return times
 
 
@@ -218,8 +222,8 @@ def _milliseconds(run: Callable[[], None]) -> float:
     return 1e3 * (time.perf_counter() - start)
 
 
-def _trial(case: Case, backend: str) -> Callable[[], None]:
-    """A layer of the case's shape on random numbers, forwards and, if wanted, backwards."""
+def _layer_run(case: Case, backend: str) -> Callable[[], None]:
+    """Return a function that runs a layer of this case on random numbers, forwards and, if wanted, backwards."""
     g, generator = case.geometry, torch.Generator("cpu").manual_seed(0)
     layout = torch.channels_last if case.channels_last else torch.contiguous_format
 
@@ -229,7 +233,7 @@ def _trial(case: Case, backend: str) -> Callable[[], None]:
     x = draw(case.shape[0], g.channels, *case.shape[1:]).contiguous(memory_format=layout)
     x.requires_grad_(case.input_gradient)
     size = math.prod(g.weight_shape)
-    nnz = min(size, round(2 ** (case.size / 2)))
+    nnz = min(size, round(2 ** (case.nnz_class / 2)))
     positions = torch.randperm(size, generator=generator)[:nnz].sort().values.to(torch.int32)
     values = draw(nnz).requires_grad_(case.gradients)
     offset = offset_by_name(case.offset, g.weight_shape)
@@ -249,31 +253,32 @@ def _trial(case: Case, backend: str) -> Callable[[], None]:
 
 
 def cache_file() -> Path:
-    """Where the measurements of this processor and these versions are kept."""
+    """Return the path of the file with the times of this processor, instruction set and version of torch."""
     home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     folder = Path(os.environ.get("DCTPS_CACHE") or os.path.expanduser(f"{home}/dctps"))
     machine = "".join(c if c.isalnum() else "_" for c in f"{cpu()}-{native.instruction_set()}-torch{torch.__version__}")
-    return folder / f"tuning-{FORMAT}-{machine}.json"
+    return folder / f"tuning-{FILE_FORMAT}-{machine}.json"
 
 
-def _name(case: Case) -> str:
+def _name_of(case: Case) -> str:
+    """Return the name of a case in the file and in the state of a run."""
     g = case.geometry
-    parts: list[object] = [g.pack(), case.size, case.offset or "none", case.shape, case.channels_last, case.dtype]
+    parts: list[object] = [g.pack(), case.nnz_class, case.offset or "none", case.shape, case.channels_last, case.dtype]
     parts += [case.threads, case.gradients, case.input_gradient]
     return " ".join(str(part).replace(" ", "") for part in parts)
 
 
-def _read() -> dict[str, Times]:
+def _read_file() -> dict[str, Times]:
     try:
-        table = json.loads(cache_file().read_text())
-        return {str(k): {str(b): float(t) for b, t in v.items()} for k, v in table.items()}
+        content = json.loads(cache_file().read_text())
+        return {str(name): {str(b): float(ms) for b, ms in times.items()} for name, times in content.items()}
     except (OSError, ValueError, AttributeError, TypeError):
-        return {}  # not there, or not ours: measured again
+        return {}  # a missing or damaged file means that everything is measured again
 
 
-def _write(table: dict[str, Times]) -> None:
+def _write_file(times_by_name: dict[str, Times]) -> None:
     try:
         cache_file().parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(cache_file(), lambda path: path.write_text(json.dumps(table, indent=0)))
+        write_atomically(cache_file(), lambda path: path.write_text(json.dumps(times_by_name, indent=0)))
     except OSError:
-        pass  # a read-only home: the next process measures again
+        pass  # where the folder cannot be written, the next process measures again

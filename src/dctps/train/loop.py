@@ -336,7 +336,7 @@ class Trainer:
 
     def _save(self) -> None:
         state = {"model": self.model.state_dict(), "optimiser": self.optimiser.state_dict(), "data": self.data_digest}
-        state["tuning"] = autotune.choices()  # other backends would round differently
+        state["tuning"] = autotune.used_times()  # other backends would round differently
         if self.stepper is not self.optimiser:
             state["stepper"] = self.stepper.state_dict()
         self.run.save_state({**state, "progress": dataclasses.asdict(self.progress), "id": run_id(self.settings)})
@@ -351,7 +351,7 @@ class Trainer:
                 if self.stepper is not self.optimiser:
                     self.stepper.load_state_dict(state["stepper"])
                 self.progress = Progress(**state["progress"])
-                autotune.recall(state.get("tuning", {}))
+                autotune.prefer_times(state.get("tuning", {}))
             except (KeyError, TypeError, ValueError, RuntimeError) as error:
                 raise RunError(f"{self.run.last} does not fit this run ({error}); delete it to start again") from error
         if self.group.first:
