@@ -1,9 +1,12 @@
 """The page of a folder of runs: names of methods, panels, means, the table, and that what files say stays text."""
 
+import base64
 import dataclasses
+import hashlib
 import html.parser
 import itertools
 import json
+import re
 import statistics
 import sys
 
@@ -12,11 +15,12 @@ import pytest
 import dctps
 from dctps.analysis.looks import LOOKS
 from dctps.analysis.page import render as pages
+from dctps.analysis.page.content import payload
 from dctps.analysis.page.costs import operations, weight_bytes
 from dctps.analysis.page.curves import POINTS, chosen, curves
 from dctps.analysis.page.looks import DASHES, assign_looks, plotly_look, spare_looks
 from dctps.analysis.page.panels import FIELDS, accuracy_panels, by_line, key
-from dctps.analysis.page.render import payload, write_page
+from dctps.analysis.page.render import write_page
 from dctps.analysis.page.table import in_order, table
 from dctps.checkpoint.contents import read as read_file
 from dctps.cli.inspect import part_bytes
@@ -207,7 +211,7 @@ def test_no_two_lines_look_alike():
 
 
 def test_every_look_has_words_of_plotly_and_a_swatch():
-    script = pages._asset("page.js")
+    script = pages._script()
     assert {look.dash for look in LOOKS.values()} <= set(DASHES)
     for marker in {look.marker for look in LOOKS.values()} - {None}:
         assert f'"{marker}": "M' in script or f' {marker}: "M' in script, marker
@@ -406,6 +410,18 @@ def test_the_page_loads_nothing(tmp_path, without_plotly):
     assert "*" not in policy
     assert "http" not in policy
     assert "unsafe-inline" not in policy.split("script-src")[1].split(";")[0]
+
+
+def test_the_policy_admits_the_scripts_that_are_embedded(tmp_path, without_plotly):
+    write_run(tmp_path / "runs", training_result(sparse()))
+    write_page(read(tmp_path / "runs"), tmp_path / "runs", tmp_path / "page.html")
+    text = (tmp_path / "page.html").read_text()
+    scripts = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)
+    digests = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
+    assert len(scripts) == 2
+    assert all(f"'sha256-{digest}'" in text for digest in digests)
+    for name in pages.SCRIPTS:
+        assert pages._asset(name) in scripts[1]
 
 
 def test_names_that_are_not_valid_text(tmp_path, without_plotly):

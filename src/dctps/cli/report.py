@@ -6,7 +6,8 @@ from typing import Annotated
 import tyro
 from rich.console import Console
 
-from dctps.analysis.page.render import CURVES, Page, write_page
+from dctps.analysis.page.content import CURVES, Page
+from dctps.analysis.page.render import write_page
 from dctps.experiments.results import read
 
 

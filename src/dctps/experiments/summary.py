@@ -99,25 +99,25 @@ class Point:
         return self.n == 0 and self.collapsed > 0
 
 
-def points(entries: Iterable[TrainingRow], validation: bool = False) -> list[Point]:
+def points(rows: Iterable[TrainingRow], validation: bool = False) -> list[Point]:
     """Return a point for each panel, line and density, in order of appearance.
 
     validation: take the best validation accuracy instead of the test accuracy at that epoch.
     """
     groups: dict[tuple[str, str, float | None], list[TrainingRow]] = {}
     sizes: dict[str, int] = {}
-    for entry in entries:
-        groups.setdefault((entry.panel, entry.line, entry.density), []).append(entry)
-        if entry.weights_size is not None:
-            sizes.setdefault(entry.panel, entry.weights_size)
+    for row in rows:
+        groups.setdefault((row.panel, row.line, row.density), []).append(row)
+        if row.weights_size is not None:
+            sizes.setdefault(row.panel, row.weights_size)
     return [_point(group, validation, sizes.get(panel)) for (panel, _, _), group in groups.items()]
 
 
-def _point(entries: Sequence[TrainingRow], validation: bool, size: int | None) -> Point:
+def _point(rows: Sequence[TrainingRow], validation: bool, size: int | None) -> Point:
     """Return the point of the runs that differ in their seeds alone; `size` is the network's number of weights."""
-    first, done = entries[0], [entry for entry in entries if entry.status == DONE]
-    accuracy = over_seeds(entry.best_validation if validation else entry.test_at_best for entry in done)
-    collapsed = sum(entry.status == COLLAPSED for entry in entries)
+    first, done = rows[0], [row for row in rows if row.status == DONE]
+    accuracy = over_seeds(row.best_validation if validation else row.test_at_best for row in done)
+    collapsed = sum(row.status == COLLAPSED for row in rows)
     mean = chance(first.data) if accuracy.mean is None and collapsed else accuracy.mean
     return Point(
         panel=first.panel,
@@ -127,14 +127,14 @@ def _point(entries: Sequence[TrainingRow], validation: bool, size: int | None) -
         mean=mean,
         std=accuracy.deviation,
         n=accuracy.n,
-        asked=len(entries),
+        asked=len(rows),
         collapsed=collapsed,
     )
 
 
 def _weights(done: Sequence[TrainingRow], density: float | None, size: int | None) -> int | None:
     """Return the mean number of weights or, where no network was trained, the number that was asked for."""
-    trained = over_seeds(entry.weights_got for entry in done).mean
+    trained = over_seeds(row.weights_got for row in done).mean
     if trained is not None:
         return round(trained)
     return budget(size, density) if size is not None and density is not None else None

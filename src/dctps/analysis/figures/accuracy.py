@@ -26,26 +26,26 @@ COLLAPSE = "collapsed (at chance)"
 NAN = float("nan")  # matplotlib leaves a gap there
 
 
-def accuracy_figure(entries: Sequence[TrainingRow]) -> dict[str, Any]:
+def accuracy_figure(rows: Sequence[TrainingRow]) -> dict[str, Any]:
     """Draw a panel for each network and data set."""
-    experiment, panels = EXPERIMENTS[entries[0].experiment], captions.by_panel(entries)
-    looks = assign_looks(list(dict.fromkeys(entry.line for entry in entries)))
+    experiment, panels = EXPERIMENTS[rows[0].experiment], captions.by_panel(rows)
+    looks = assign_looks(list(dict.fromkeys(row.line for row in rows)))
     with layout.styled():
         figure, grid = layout.panel_grid(len(panels), COLUMNS.get(len(panels), 2))
         for axes, group in zip(grid, panels.values(), strict=True):
             _draw_panel(axes, group, experiment, looks)
-        layout.finish(figure, captions.page_title(experiment), _words(entries), _handles(grid, looks))
+        layout.finish(figure, captions.page_title(experiment), _words(rows), _handles(grid, looks))
     return {"": figure}
 
 
-def _draw_panel(axes: Any, entries: Sequence[TrainingRow], experiment: Experiment, looks: dict[str, Look]) -> None:
-    found = points(entries, experiment.validation)
+def _draw_panel(axes: Any, rows: Sequence[TrainingRow], experiment: Experiment, looks: dict[str, Look]) -> None:
+    found = points(rows, experiment.validation)
     sparse = sorted((p for p in found if p.density is not None), key=lambda p: p.density or 0)
     for name, look in looks.items():
         _draw_curve(axes, [p for p in sparse if p.line == name], name, look, experiment.by_count)
-    chance_line(axes, chance(entries[0].data))
+    chance_line(axes, chance(rows[0].data))
     _draw_dense(axes, [p for p in found if p.line == DENSE and p.density is None])
-    axes.set_title(captions.panel_title(entries))
+    axes.set_title(captions.panel_title(rows))
     axes.set_ylabel(f"{'validation' if experiment.validation else 'test'} accuracy, %")
     top = 1.06 * axes.get_ylim()[1]  # leaves room for the words over the dense network's line
     axes.set_ylim(-0.02 * top, top)  # and for markers at zero
@@ -142,7 +142,7 @@ def _handles(grid: Sequence[Any], looks: dict[str, Look]) -> list[Any]:
     return handles
 
 
-def _words(entries: Sequence[TrainingRow]) -> str:
-    seeds = max(point.asked for point in points(entries))
+def _words(rows: Sequence[TrainingRow]) -> str:
+    seeds = max(point.asked for point in points(rows))
     means = "one seed" if seeds == 1 else f"mean and standard deviation (shaded) of {seeds} seeds"
-    return captions.joined(captions.training_words(entries), means, captions.missing_words(entries))
+    return captions.joined(captions.training_words(rows), means, captions.missing_words(rows))

@@ -14,11 +14,11 @@ from dctps.experiments.titles import data_title, network_title
 NO_BREAK = "\u00a0"  # a space at which no line ends
 
 
-def by_panel(entries: Sequence[SheetRow]) -> dict[str, list[Any]]:
-    """Group the entries of a sheet by the panel that shows them, in order of appearance."""
+def by_panel(rows: Sequence[SheetRow]) -> dict[str, list[Any]]:
+    """Group the rows of a sheet by the panel that shows them, in order of appearance."""
     groups: dict[str, list[SheetRow]] = {}
-    for entry in entries:
-        groups.setdefault(entry.panel, []).append(entry)
+    for row in rows:
+        groups.setdefault(row.panel, []).append(row)
     return groups
 
 
@@ -40,9 +40,9 @@ def page_title(experiment: Experiment) -> str:
     return f"{experiment.title} ({where})"
 
 
-def panel_title(entries: Sequence[SheetRow]) -> str:
+def panel_title(rows: Sequence[SheetRow]) -> str:
     """Return the name of a panel and, where the scale replaced them, the network and data set that were run."""
-    first = entries[0]
+    first = rows[0]
     network, data = network_title(first.model), data_title(first.data)
     if {network, data} <= set(first.panel.split(", ")):  # compares whole names, as CIFAR-10 is a part of CIFAR-100
         return first.panel
@@ -68,22 +68,22 @@ def joined(*parts: str) -> str:
     return "; ".join(filter(None, parts))
 
 
-def training_words(entries: Sequence[SheetRow]) -> str:
+def training_words(rows: Sequence[SheetRow]) -> str:
     """Say at which scale networks were trained: epochs and, where they are reduced, images and width."""
 
-    def words(entry: SheetRow) -> str:
-        images = "" if entry.images is None else f", {entry.images:,} images"
-        width = "" if entry.width is None else f", width {entry.width}"
-        return f"{entry.epochs} epochs{images}{width}"
+    def words(row: SheetRow) -> str:
+        images = "" if row.images is None else f", {row.images:,} images"
+        width = "" if row.width is None else f", width {row.width}"
+        return f"{row.epochs} epochs{images}{width}"
 
-    return f"{entries[0].scale} scale: {_for_panels({p: words(own[0]) for p, own in by_panel(entries).items()})}"
+    return f"{rows[0].scale} scale: {_for_panels({p: words(own[0]) for p, own in by_panel(rows).items()})}"
 
 
-def initial_words(entries: Sequence[SheetRow]) -> str:
+def initial_words(rows: Sequence[SheetRow]) -> str:
     """Say at which scale networks were looked at before any training."""
-    widths = {panel: group[0].width for panel, group in by_panel(entries).items()}
+    widths = {panel: group[0].width for panel, group in by_panel(rows).items()}
     words = {panel: "networks in full" if width is None else f"width {width}" for panel, width in widths.items()}
-    return f"{entries[0].scale} scale: at initialisation, before any training; {_for_panels(words)}"
+    return f"{rows[0].scale} scale: at initialisation, before any training; {_for_panels(words)}"
 
 
 def _for_panels(words: dict[str, str]) -> str:
@@ -94,9 +94,9 @@ def _for_panels(words: dict[str, str]) -> str:
     return "; ".join(f"{text} ({' and '.join(names)})" for text, names in panels.items())
 
 
-def missing_words(entries: Sequence[SheetRow]) -> str:
+def missing_words(rows: Sequence[SheetRow]) -> str:
     """Say how many runs are not in the figure; empty if none is missing."""
-    statuses = Counter({entry.id: entry.status for entry in entries}.values())
+    statuses = Counter({row.id: row.status for row in rows}.values())
     total, collapsed, failed = sum(statuses.values()), statuses.pop(COLLAPSED, 0), statuses.pop(FAILED, 0)
     absent = total - statuses.pop(DONE, 0) - collapsed - failed
     counts = ((collapsed, COLLAPSED), (failed, FAILED), (absent, "missing"))

@@ -1,4 +1,4 @@
-"""Figures and tables of the paper's experiments, drawn from the entries of a sheet and nothing else."""
+"""Figures and tables of the paper's experiments, drawn from the rows of a sheet and nothing else."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,7 +21,7 @@ from dctps.experiments.tasks.training import EpochRow
 __all__ = ["FIGURES", "WHY_NOT", "available", "draw", "make", "redraw"]
 
 LEARNING = "learning"  # the kind of figure that is drawn from the epochs of any experiment
-# Each kind of experiment has a function from its entries to figures or tables, by the suffixes of their file names.
+# Each kind of experiment has a function from its rows to figures or tables, by the suffixes of their file names.
 FIGURES: dict[str, Callable[[Any], dict[str, Any]]] = {
     "accuracy": accuracy_figure,
     "counts": counts_figure,
@@ -33,24 +33,24 @@ FIGURES: dict[str, Callable[[Any], dict[str, Any]]] = {
 TABLES = ("params", "table1")  # these kinds need no matplotlib
 
 
-def make(entries: Sequence[SheetRow]) -> dict[str, Any]:
+def make(rows: Sequence[SheetRow]) -> dict[str, Any]:
     """Return the figures (of matplotlib) or tables of an experiment by the suffixes of their file names."""
-    if not entries:
+    if not rows:
         raise ValueError("there are no lines to draw a figure from; a sheet needs at least one")
-    kind = lookup(EXPERIMENTS, entries[0].experiment, "experiment").kind
-    if isinstance(entries[0], EpochRow):
+    kind = lookup(EXPERIMENTS, rows[0].experiment, "experiment").kind
+    if isinstance(rows[0], EpochRow):
         kind = LEARNING
     if kind not in TABLES and not available():
         raise ModuleNotFoundError(WHY_NOT)
-    return lookup(FIGURES, kind, "kind of figure")(entries)
+    return lookup(FIGURES, kind, "kind of figure")(rows)
 
 
-def draw(entries: Sequence[SheetRow], folder: Path) -> list[Path]:
+def draw(rows: Sequence[SheetRow], folder: Path) -> list[Path]:
     """Write figures as NAME-SCALE[...].png and .pdf, tables as .md and .csv into a folder; return the paths."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
-    for suffix, made in make(entries).items():
-        stem = folder / f"{entries[0].experiment}-{entries[0].scale}{suffix}"
+    for suffix, made in make(rows).items():
+        stem = folder / f"{rows[0].experiment}-{rows[0].scale}{suffix}"
         paths += made.save(stem) if isinstance(made, Table) else layout.save(made, stem)
     return paths
 

@@ -26,50 +26,50 @@ EMPTY = "layer without weights"
 Curves = dict[float, list[float]]  # density -> weights of each layer
 
 
-def counts_figure(entries: Sequence[LayerRow]) -> dict[str, Any]:
+def counts_figure(rows: Sequence[LayerRow]) -> dict[str, Any]:
     """Draw one page, or a page for each network where there are many methods."""
-    methods = dict.fromkeys(entry.line for entry in entries)
+    methods = dict.fromkeys(row.line for row in rows)
     if len(methods) < MANY_METHODS:
-        return {"": _draw_page(entries)}
-    return {f"-{captions.slug(panel)}": _draw_page(group) for panel, group in captions.by_panel(entries).items()}
+        return {"": _draw_page(rows)}
+    return {f"-{captions.slug(panel)}": _draw_page(group) for panel, group in captions.by_panel(rows).items()}
 
 
-def _draw_page(entries: Sequence[LayerRow]) -> Any:
+def _draw_page(rows: Sequence[LayerRow]) -> Any:
     """Draw networks below one another and their methods side by side."""
-    networks = captions.by_panel(entries)
-    panels = [(group, method) for group in networks.values() for method in dict.fromkeys(e.line for e in group)]
-    colours = density_colours([entry.density for entry in entries if entry.density is not None])
+    networks = captions.by_panel(rows)
+    panels = [(group, method) for group in networks.values() for method in dict.fromkeys(row.line for row in group)]
+    colours = density_colours([row.density for row in rows if row.density is not None])
     with layout.styled():
         figure, grid = layout.panel_grid(len(panels), 2, 2.9 if len(networks) == 1 else 2.7)
         for axes, (group, method) in zip(grid, panels, strict=True):
-            _draw_panel(axes, [entry for entry in group if entry.line == method], colours)
+            _draw_panel(axes, [row for row in group if row.line == method], colours)
             axes.set_title(_panel_title(group, method, len(networks), len(panels)))
         for name, group in networks.items():
             _set_y_axis([axes for axes, (own, _) in zip(grid, panels, strict=True) if own[0].panel == name], group)
-        words = captions.joined(captions.initial_words(entries), captions.missing_words(entries))
-        layout.finish(figure, _page_title(entries, len(networks)), words, _handles(grid, colours))
+        words = captions.joined(captions.initial_words(rows), captions.missing_words(rows))
+        layout.finish(figure, _page_title(rows, len(networks)), words, _handles(grid, colours))
     return figure
 
 
-def _page_title(entries: Sequence[LayerRow], networks: int) -> str:
+def _page_title(rows: Sequence[LayerRow], networks: int) -> str:
     """Return the title of the experiment and, if the page shows one network alone, its name."""
-    title = captions.page_title(EXPERIMENTS[entries[0].experiment])
-    return f"{title}: {captions.panel_title(entries)}" if networks == 1 else title
+    title = captions.page_title(EXPERIMENTS[rows[0].experiment])
+    return f"{title}: {captions.panel_title(rows)}" if networks == 1 else title
 
 
-def _panel_title(entries: Sequence[LayerRow], method: str, networks: int, panels: int) -> str:
+def _panel_title(rows: Sequence[LayerRow], method: str, networks: int, panels: int) -> str:
     """Return the network, the method or both, whatever differs between panels, and where the method collapsed."""
-    network = captions.panel_title(entries)
+    network = captions.panel_title(rows)
     name = method if networks == 1 else f"{network}: {method}" if panels > networks else network
-    collapsed = [entry.density for entry in entries if entry.line == method and entry.status == COLLAPSED]
+    collapsed = [row.density for row in rows if row.line == method and row.status == COLLAPSED]
     return "\n".join(filter(None, (name, captions.density_list(COLLAPSED, collapsed))))
 
 
 # --- a panel --------------------------------------------------------------------------------------------------------
 
 
-def _draw_panel(axes: Any, entries: Sequence[LayerRow], colours: dict[float, Any]) -> None:
-    curves = curves_of(entries)
+def _draw_panel(axes: Any, rows: Sequence[LayerRow], colours: dict[float, Any]) -> None:
+    curves = curves_of(rows)
     for density, weights in curves.items():
         _draw_curve(axes, weights, colours[density], percent(density))
     axes.set_yscale("symlog", linthresh=1, linscale=LINEAR)
@@ -81,12 +81,12 @@ def _draw_panel(axes: Any, entries: Sequence[LayerRow], colours: dict[float, Any
         _draw_inset(axes, low, colours)
 
 
-def curves_of(entries: Sequence[LayerRow]) -> Curves:
+def curves_of(rows: Sequence[LayerRow]) -> Curves:
     """Return the mean of each layer's weights over seeds for each density, from the highest down."""
     return mean_curves(
-        (entry.density, entry.index, entry.nnz)
-        for entry in entries
-        if entry.status == DONE and entry.density is not None and entry.index is not None and entry.nnz is not None
+        (row.density, row.index, row.nnz)
+        for row in rows
+        if row.status == DONE and row.density is not None and row.index is not None and row.nnz is not None
     )
 
 
@@ -99,9 +99,9 @@ def _draw_curve(axes: Any, weights: Sequence[float], colour: Any, label: str) ->
         axes.plot(empty, [0] * len(empty), linestyle="", label="_empty", clip_on=False, zorder=4, **ring)
 
 
-def _set_y_axis(grid: Sequence[Any], entries: Sequence[LayerRow]) -> None:
+def _set_y_axis(grid: Sequence[Any], rows: Sequence[LayerRow]) -> None:
     """Give all panels of a network the same axis: from zero by powers of ten, with room for insets above the curves."""
-    top = math.log10(max(10, *(entry.nnz or 0 for entry in entries))) + 0.2
+    top = math.log10(max(10, *(row.nnz or 0 for row in rows))) + 0.2
     decades = range(math.floor(top) + 1)
     part = 1 - HEAD if any(axes.child_axes for axes in grid) else 1  # the share of the axis that the curves have
     for axes in grid:

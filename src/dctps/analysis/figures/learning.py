@@ -15,53 +15,53 @@ from dctps.experiments.summary import chance, means_by_key
 from dctps.experiments.tasks.training import EpochRow
 
 
-def learning_figure(entries: Sequence[EpochRow]) -> dict[str, Any]:
+def learning_figure(rows: Sequence[EpochRow]) -> dict[str, Any]:
     """Draw all panels on one page."""
-    groups = _groups(entries)
-    looks = assign_looks(list(dict.fromkeys(entry.line for entry in entries)))
+    groups = _groups(rows)
+    looks = assign_looks(list(dict.fromkeys(row.line for row in rows)))
     columns = min(3, max(1, len({density for _, density in groups})))
     with layout.styled():
         figure, grid = layout.panel_grid(len(groups), columns)
         for axes, group in zip(grid, groups.values(), strict=True):
             _draw_panel(axes, group, looks)
-        title = f"{captions.page_title(EXPERIMENTS[entries[0].experiment])}: while training"
-        layout.finish(figure, title, _words(entries), legend_handles(grid, looks))
+        title = f"{captions.page_title(EXPERIMENTS[rows[0].experiment])}: while training"
+        layout.finish(figure, title, _words(rows), legend_handles(grid, looks))
     return {"-epochs": figure}
 
 
-def _groups(entries: Sequence[EpochRow]) -> dict[tuple[str, float], list[EpochRow]]:
-    """Group the entries by network, and by density from the highest down.
+def _groups(rows: Sequence[EpochRow]) -> dict[tuple[str, float], list[EpochRow]]:
+    """Group the rows by network, and by density from the highest down.
 
     Groups without any epoch are left to the small print, unless all are.
     """
-    densities = sorted({entry.density for entry in entries if entry.density is not None}, reverse=True)
-    keys = [(panel, density) for panel in captions.by_panel(entries) for density in densities]
-    groups = {key: [entry for entry in entries if (entry.panel, entry.density) == key] for key in keys}
+    densities = sorted({row.density for row in rows if row.density is not None}, reverse=True)
+    keys = [(panel, density) for panel in captions.by_panel(rows) for density in densities]
+    groups = {key: [row for row in rows if (row.panel, row.density) == key] for key in keys}
     asked = {key: group for key, group in groups.items() if group}
-    return {key: group for key, group in asked.items() if any(entry.epoch for entry in group)} or asked
+    return {key: group for key, group in asked.items() if any(row.epoch for row in group)} or asked
 
 
-def _draw_panel(axes: Any, entries: Sequence[EpochRow], looks: dict[str, Look]) -> None:
+def _draw_panel(axes: Any, rows: Sequence[EpochRow], looks: dict[str, Look]) -> None:
     from matplotlib.ticker import MaxNLocator
 
     for name, look in looks.items():
-        curve = means([entry for entry in entries if entry.line == name])
+        curve = means([row for row in rows if row.line == name])
         if curve:
             accuracies, last = [100 * y for y in curve.values()], [len(curve) - 1]
             axes.plot(list(curve), accuracies, label=name, markevery=last, **line_options(look))
-    chance_line(axes, chance(entries[0].data))
-    axes.set_title(f"{captions.panel_title(entries)}, {percent(entries[0].density or 1)}")
+    chance_line(axes, chance(rows[0].data))
+    axes.set_title(f"{captions.panel_title(rows)}, {percent(rows[0].density or 1)}")
     axes.set(xlabel="epoch", ylabel="validation accuracy, %", ylim=(0, 1.06 * axes.get_ylim()[1]))
     axes.xaxis.set_major_locator(MaxNLocator(8, integer=True, min_n_ticks=1))
 
 
-def means(entries: Sequence[EpochRow]) -> dict[int, float]:
+def means(rows: Sequence[EpochRow]) -> dict[int, float]:
     """Return the mean of the validation accuracy over seeds for each epoch."""
-    known = [(e.epoch, e.validation) for e in entries if e.epoch is not None and e.validation is not None]
+    known = [(row.epoch, row.validation) for row in rows if row.epoch is not None and row.validation is not None]
     return means_by_key(known)
 
 
-def _words(entries: Sequence[EpochRow]) -> str:
-    seeds = len({entry.seed for entry in entries})
+def _words(rows: Sequence[EpochRow]) -> str:
+    seeds = len({row.seed for row in rows})
     means = "one seed" if seeds == 1 else f"means of {seeds} seeds"
-    return captions.joined(captions.training_words(entries), means, captions.missing_words(entries))
+    return captions.joined(captions.training_words(rows), means, captions.missing_words(rows))

@@ -23,41 +23,41 @@ ROUNDING = 1e-14  # float64 cannot tell singular values below this share of the 
 Spectrum = list[float]  # means over images, largest first
 
 
-def spectra_figure(entries: Sequence[SingularValueRow]) -> dict[str, Any]:
+def spectra_figure(rows: Sequence[SingularValueRow]) -> dict[str, Any]:
     """Draw a page for each network."""
-    panels = captions.by_panel(entries)
+    panels = captions.by_panel(rows)
     if len(panels) == 1:
-        return {"": _draw_page(entries)}
+        return {"": _draw_page(rows)}
     return {f"-{captions.slug(panel)}": _draw_page(group) for panel, group in panels.items()}
 
 
-def _draw_page(entries: Sequence[SingularValueRow]) -> Any:
+def _draw_page(rows: Sequence[SingularValueRow]) -> Any:
     from matplotlib.ticker import MaxNLocator
 
-    methods = list(dict.fromkeys(entry.line for entry in entries))
-    colours = density_colours([entry.density for entry in entries if entry.density is not None])
+    methods = list(dict.fromkeys(row.line for row in rows))
+    colours = density_colours([row.density for row in rows if row.density is not None])
     columns = 3 if len(methods) > 4 else 2
     with layout.styled():
         figure, grid = layout.panel_grid(len(methods), columns, 2.5, sharex=True, sharey=True)
         for axes, method in zip(grid, methods, strict=True):
-            _draw_panel(axes, [entry for entry in entries if entry.line == method], colours)
+            _draw_panel(axes, [row for row in rows if row.line == method], colours)
             axes.set_title(method)
         for number, axes in enumerate(grid):
             axes.set(xlabel="index of the singular value", ylabel="singular value" if number % columns == 0 else "")
             axes.xaxis.set_tick_params(labelbottom=True)
             axes.xaxis.set_major_locator(MaxNLocator(10, integer=True, min_n_ticks=1))
-        title = f"{captions.page_title(EXPERIMENTS[entries[0].experiment])}: {captions.panel_title(entries)}"
-        layout.finish(figure, title, _words(entries), density_handles(colours))
+        title = f"{captions.page_title(EXPERIMENTS[rows[0].experiment])}: {captions.panel_title(rows)}"
+        layout.finish(figure, title, _words(rows), density_handles(colours))
     return figure
 
 
-def _draw_panel(axes: Any, entries: Sequence[SingularValueRow], colours: dict[float, Any]) -> None:
+def _draw_panel(axes: Any, rows: Sequence[SingularValueRow], colours: dict[float, Any]) -> None:
     from matplotlib.ticker import NullLocator
 
-    spectra = spectra_of(entries)
+    spectra = spectra_of(rows)
     zero = [density for density, spectrum in spectra.items() if not any(spectrum)]
     shown = {density: spectrum for density, spectrum in spectra.items() if any(spectrum)}
-    collapsed = [entry.density for entry in entries if entry.status == COLLAPSED]
+    collapsed = [row.density for row in rows if row.status == COLLAPSED]
     remarks = [captions.density_list("zero", zero), captions.density_list(COLLAPSED, collapsed)]
     if len(shown) > 1 and not zero and are_same(list(shown.values())):
         _draw_curve(axes, next(iter(shown.values())), "black", "_all densities", 4.5)
@@ -77,12 +77,12 @@ def _draw_curve(axes: Any, spectrum: Spectrum, colour: Any, label: str, size: fl
     axes.plot(range(1, len(kept) + 1), kept, color=colour, label=label, **options)
 
 
-def spectra_of(entries: Sequence[SingularValueRow]) -> dict[float, Spectrum]:
+def spectra_of(rows: Sequence[SingularValueRow]) -> dict[float, Spectrum]:
     """Return the mean spectrum over seeds for each density, from the highest down."""
     return mean_curves(
-        (entry.density, entry.index, entry.mean)
-        for entry in entries
-        if entry.status == DONE and entry.density is not None and entry.index is not None and entry.mean is not None
+        (row.density, row.index, row.mean)
+        for row in rows
+        if row.status == DONE and row.density is not None and row.index is not None and row.mean is not None
     )
 
 
@@ -95,17 +95,17 @@ def are_same(spectra: Sequence[Spectrum]) -> bool:
     )
 
 
-def _words(entries: Sequence[SingularValueRow]) -> str:
-    examples = max((entry.examples or 0 for entry in entries), default=0)
+def _words(rows: Sequence[SingularValueRow]) -> str:
+    examples = max((row.examples or 0 for row in rows), default=0)
     means = f"means over {examples} test images" if examples else ""
     rounding = ""
-    if _has_rounding(entries):
+    if _has_rounding(rows):
         rounding = f"values below {ROUNDING:g} of the largest, which are rounding, are left out"
-    return captions.joined(captions.initial_words(entries), means, rounding, captions.missing_words(entries))
+    return captions.joined(captions.initial_words(rows), means, rounding, captions.missing_words(rows))
 
 
-def _has_rounding(entries: Sequence[SingularValueRow]) -> bool:
+def _has_rounding(rows: Sequence[SingularValueRow]) -> bool:
     """Return whether some spectrum has singular values that are rounding."""
-    methods = dict.fromkeys(entry.line for entry in entries)
-    spectra = [s for m in methods for s in spectra_of([entry for entry in entries if entry.line == m]).values()]
+    methods = dict.fromkeys(row.line for row in rows)
+    spectra = [s for m in methods for s in spectra_of([row for row in rows if row.line == m]).values()]
     return any(0 < value <= ROUNDING * spectrum[0] for spectrum in spectra for value in spectrum)

@@ -29,11 +29,11 @@ computed as if all layers had the same density.
 """
 
 
-def table1(entries: Sequence[TrainingRow]) -> dict[str, Table]:
+def table1(sheet_rows: Sequence[TrainingRow]) -> dict[str, Table]:
     """Return for each panel the drops in accuracy, methods x densities, then costs and sizes."""
-    title, words = captions.page_title(EXPERIMENTS[entries[0].experiment]), captions.training_words(entries)
-    parts, rows = [f"# {title}\n\n{captions.joined(words, captions.missing_words(entries))}.\n"], []
-    for group in captions.by_panel(entries).values():
+    title, words = captions.page_title(EXPERIMENTS[sheet_rows[0].experiment]), captions.training_words(sheet_rows)
+    parts, rows = [f"# {title}\n\n{captions.joined(words, captions.missing_words(sheet_rows))}.\n"], []
+    for group in captions.by_panel(sheet_rows).values():
         found, layers = points(group), layers_of(group[0].model, group[0].data, group[0].width)
         heading = captions.panel_title(group).replace("\n", " ")
         parts += [f"## {heading}\n", "Change of the accuracy, in percentage points\n", _drops(found)]
@@ -76,15 +76,15 @@ def _drop(point: Point | None, dense: float | None) -> str:
 
 
 def _amounts(
-    point: Point, entries: Sequence[TrainingRow], layers: Sequence[LayerShape] | None
+    point: Point, sheet_rows: Sequence[TrainingRow], layers: Sequence[LayerShape] | None
 ) -> tuple[Amounts, Amounts] | None:
     """Return multiply-adds and bytes, or None if the shape of the images is unknown or no layer can have weights."""
     if layers is None:
         return None
-    group = [entry for entry in entries if (entry.line, entry.density) == (point.line, point.density)]
-    mean = over_seeds(entry.pruning_passes for entry in group).mean
+    group = [row for row in sheet_rows if (row.line, row.density) == (point.line, point.density)]
+    mean = over_seeds(row.pruning_passes for row in group).mean
     passes = None if mean is None else round(mean)
-    every = next((entry.rewire_every for entry in group if entry.rewire_every is not None), None)
+    every = next((row.rewire_every for row in group if row.rewire_every is not None), None)
     try:
         cost = multiply_adds(layers, point.line, point.density, passes, every)
         return cost, device_bytes(layers, point.line, point.density)
@@ -92,12 +92,12 @@ def _amounts(
         return None
 
 
-def _costs(found: Sequence[Point], entries: Sequence[TrainingRow], layers: Sequence[LayerShape]) -> str:
+def _costs(found: Sequence[Point], sheet_rows: Sequence[TrainingRow], layers: Sequence[LayerShape]) -> str:
     stages = ("init", "training", "final")
     columns = ["method", "density", f"multiply-adds: {stages[0]}", *stages[1:], f"bytes: {stages[0]}", *stages[1:]]
     rows = []
     for point in sorted(found, key=lambda p: -(p.density or 2)):
-        amounts = _amounts(point, entries, layers)
+        amounts = _amounts(point, sheet_rows, layers)
         texts = ["-"] * 6 if amounts is None else [text for one in amounts for text in _stages(one)]
         rows.append([point.line, "" if point.density is None else percent(point.density), *texts])
     return markdown(columns, rows)
@@ -124,13 +124,13 @@ def count(number: int) -> str:
 
 
 def _row(
-    point: Point, dense: float | None, entries: Sequence[TrainingRow], layers: Sequence[LayerShape] | None
+    point: Point, dense: float | None, sheet_rows: Sequence[TrainingRow], layers: Sequence[LayerShape] | None
 ) -> list[Any]:
     """Return the numbers of a point in the order of COLUMNS."""
     drop = None if point.mean is None or dense is None else round(100 * (point.mean - dense), 4)
     std = None if point.std is None else round(100 * point.std, 4)
     start = [point.panel, point.line, point.density, drop, std, point.n, point.asked, point.collapsed]
-    amounts = _amounts(point, entries, layers)
+    amounts = _amounts(point, sheet_rows, layers)
     if amounts is None:
         return [*start, *([None] * 2 * len(STAGES))]
     return [*start, *(getattr(one, stage) for one in amounts for stage in STAGES)]

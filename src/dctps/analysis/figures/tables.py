@@ -49,15 +49,15 @@ def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 PARAMETER_COLUMNS = ("network", "weights", "bias and BatchNorm", "total", "alphas")
 
 
-def params_table(entries: Sequence[LayerRow]) -> dict[str, Table]:
+def params_table(sheet_rows: Sequence[LayerRow]) -> dict[str, Table]:
     """Count the weights of each network, which can be pruned, its other parameters, and the alphas of DCTpS."""
-    rows = [_parameters(panel, group) for panel, group in captions.by_panel(entries).items()]
+    rows = [_parameters(panel, group) for panel, group in captions.by_panel(sheet_rows).items()]
     texts = [[row[0], *("missing" if number is None else f"{number:,}" for number in row[1:])] for row in rows]
     return {"-table": Table(markdown(PARAMETER_COLUMNS, texts), PARAMETER_COLUMNS, rows)}
 
 
-def _parameters(network: str, entries: Sequence[LayerRow]) -> list[Any]:
-    layers = [entry for entry in entries if entry.status == DONE]
+def _parameters(network: str, sheet_rows: Sequence[LayerRow]) -> list[Any]:
+    layers = [row for row in sheet_rows if row.status == DONE]
     if not layers:
         return [network, None, None, None, None]
     weights, others = sum(layer.size or 0 for layer in layers), layers[0].others or 0
