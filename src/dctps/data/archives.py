@@ -1,4 +1,4 @@
-"""Reading files out of folders and archives: by name, in memory, nothing is ever extracted."""
+"""Reading files out of folders and archives by name, into memory; nothing is ever extracted to a disk."""
 
 import contextlib
 import dataclasses
@@ -15,7 +15,7 @@ from dctps.data.dataset import DataError
 
 DAMAGED = (tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, lzma.LZMAError, zlib.error, EOFError)
 
-LARGEST = 1 << 29  # bytes of one member
+LARGEST = 1 << 29  # bytes that one file in an archive may have
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,30 +23,26 @@ class Source:
     """A folder or zip archive of many files, which are named relative to it with forward slashes."""
 
     path: Path
-    stamps: dict[str, str]  # name -> what changes when the file does: its size, and its time or checksum
+    stamps: dict[str, str]  # name -> size, and time or checksum, so that a changed file has another stamp
     reader: Callable[[str], bytes]
 
     def read(self, name: str) -> bytes:
+        """Return the content of a file."""
         try:
             return self.reader(name)
-        except (
-            *DAMAGED,
-            NotImplementedError,
-            RuntimeError,
-            OSError,
-        ) as error:  # methods zipfile does not know, bad offsets
+        except (*DAMAGED, NotImplementedError, RuntimeError, OSError) as error:  # zipfile raises any of them
             raise DataError(f"{self.path}: {name} cannot be read ({error}); take another copy") from error
 
     def under(self, prefix: str) -> "Source":
-        """The files whose names start with `prefix`, without it."""
+        """Return the files whose names start with `prefix`, under their names without it."""
         stamps = {name.removeprefix(prefix): s for name, s in self.stamps.items() if name.startswith(prefix)}
         return Source(self.path, stamps, lambda name: self.reader(prefix + name))
 
 
 @contextlib.contextmanager
 def opened(path: Path) -> Iterator[Source]:
-    """The files in a folder (links are followed, hidden names left out) or in a zip archive."""
-    path = path.resolve()  # so that it has a name, which "." has not
+    """Open a folder (links are followed, hidden names left out) or a zip archive."""
+    path = path.resolve()  # gives "." a name
     if path.is_dir():
         yield Source(path, dict(_walk(path)), lambda name: (path / name).read_bytes())
         return
@@ -62,6 +58,7 @@ def opened(path: Path) -> Iterator[Source]:
 
 
 def _walk(path: Path) -> Iterator[tuple[str, str]]:
+    """Yield name and stamp of each file below a folder."""
     for folder, folders, files in os.walk(path, followlinks=True):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in sorted(files):
@@ -72,11 +69,11 @@ def _walk(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def read_tar(path: Path, names: Collection[str]) -> dict[str, bytes]:
-    """The contents of those regular members of a tar archive that have one of these names, in whichever folder."""
+    """Return the contents of the regular files in a tar archive that have one of these names, in whichever folder."""
     contents = {}
     try:
         with tarfile.open(path) as archive:
-            for member in archive:  # in one pass, since going back in a compressed file means starting again
+            for member in archive:  # in one pass, as going back in a compressed file means to start again
                 name = PurePosixPath(member.name).name
                 file = archive.extractfile(member) if member.isfile() and name in names else None
                 if file is not None:
@@ -89,19 +86,19 @@ def read_tar(path: Path, names: Collection[str]) -> dict[str, bytes]:
 
 
 def _check_size(path: Path, name: str, size: int) -> None:
-    """Before it is read: a forged header may claim any size."""
+    """Refuse a file that is too large before it is read, as a forged header may claim any size."""
     if size > LARGEST:
         raise DataError(f"{path}: {name} claims {size:,} bytes; no file of a data set is larger than {LARGEST:,}")
 
 
 def _drain(archive: tarfile.TarFile) -> None:
-    """Read to the end of the compressed stream: only there stands the checksum of what was read."""
+    """Read to the end of the compressed stream, where the checksum is."""
     while archive.fileobj is not None and archive.fileobj.read(1 << 20):
         pass
 
 
 def read_gz(path: Path) -> bytes:
-    """A file, unpacked if its name ends in .gz."""
+    """Return the content of a file, unpacked if its name ends in .gz."""
     try:
         return gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     except DAMAGED as error:

@@ -1,8 +1,8 @@
 """Batches of images in memory: shuffled, cropped, mirrored and normalised, the same for the same seed.
 
-All that is random in an epoch is drawn at its start, for all samples, from generators seeded with (seed, epoch,
-purpose). What happens to a sample hence does not depend on the batches before it, nor on how many processes share
-the work: an epoch can be entered at any batch and split over any number of ranks.
+Everything random in an epoch is drawn at its start, for all samples, from generators seeded with (seed, epoch,
+purpose). What happens to a sample does not depend on the batches before it or on the number of processes, so an epoch
+can be entered at any batch and split over any number of ranks.
 """
 
 import dataclasses
@@ -19,9 +19,9 @@ RULES = ("exact", "paper")
 
 
 def split(count: int, seed: int, rule: str = "exact", fraction: float = 0.1) -> tuple[Tensor, Tensor]:
-    """Indices (int64) of training and of validation samples: `fraction` of `count`, at random, for validation.
+    """Return the indices (int64) of training and of validation samples, of which `fraction` are taken at random.
 
-    "exact" takes round(fraction * count) samples. "paper" takes floor((1 - 0.9) * count) as computed in floating
+    The rule "exact" takes round(fraction * count) samples. The rule "paper" takes floor((1 - 0.9) * count) in floating
     point, like the authors: 4,999 of 50,000. Both take them from the start of the same permutation.
 
     >>> [len(part) for part in split(50_000, seed=0)], [len(part) for part in split(50_000, seed=0, rule="paper")]
@@ -40,19 +40,19 @@ def split(count: int, seed: int, rule: str = "exact", fraction: float = 0.1) -> 
 
 @dataclasses.dataclass(frozen=True)
 class _Draws:
-    """What is random in one epoch: the order of the indices, and for each image its crop and whether it is mirrored."""
+    """The random numbers of one epoch: the order of the indices, and for each image its crop and its mirroring."""
 
     order: Tensor  # int64 (len(indices),)
-    top: Tensor  # int64 (len(images),), 0 to 2 * padding
-    left: Tensor
+    top: Tensor  # int64 (len(images),), the first row of the crop, 0 to 2 * padding
+    left: Tensor  # int64 (len(images),), its first column
     flipped: Tensor  # bool (len(images),)
 
 
 class Batches:
     """Batches of the images with these indices, as (x, y): x float32 (b, channels, height, width), y int64 (b,).
 
-    Of each batch of `batch_size`, the last of which may be smaller, rank r of `world` gets its contiguous share (of
-    a batch with fewer samples than ranks perhaps none).
+    Batches have `batch_size` samples; the last may have fewer. Each of `world` ranks gets a contiguous share of every
+    batch, which is empty for some ranks if a batch has fewer samples than there are ranks.
 
     >>> batches = Batches(torch.zeros(5, 1, 2, 2, dtype=torch.uint8), torch.arange(5), range(5), 2, [0.5], [0.5])
     >>> [(tuple(x.shape), y.tolist()) for x, y in batches.epoch(0, start=1)]
@@ -84,16 +84,16 @@ class Batches:
         self.device, self.rank, self.world = torch.device(device), rank, world
         self.memory_format = torch.channels_last if channels_last else torch.contiguous_format
         deviation = torch.tensor(std, dtype=torch.float64).view(-1, 1, 1)
-        # (x / 255 - mean) / std as one multiplication and one addition
+        # (x / 255 - mean) / std is computed as one multiplication and one addition.
         self.scale = (1 / (255 * deviation)).float().to(device)
         self.shift = (-torch.tensor(mean, dtype=torch.float64).view(-1, 1, 1) / deviation).float().to(device)
 
     def __len__(self) -> int:
-        """The number of batches of an epoch, the same on every rank."""
+        """Return the number of batches of an epoch, which is the same on every rank."""
         return -(-len(self.indices) // self.batch_size)
 
     def epoch(self, number: int, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-        """The batches of an epoch from batch `start` on."""
+        """Yield the batches of an epoch from batch `start` on."""
         if not 0 <= start <= len(self):
             raise ValueError(f"cannot start at batch {start}; an epoch has batches 0 to {len(self) - 1}")
         return self._batches(self._draws(number), start)
@@ -118,7 +118,7 @@ class Batches:
         return _Draws(*(draw.to(self.device) for draw in (order, top, left, flipped)))
 
     def _augmented(self, chosen: Tensor, draws: _Draws) -> Tensor:
-        """uint8 (b, channels, height, width): cropped from the zero-padded images, then mirrored."""
+        """Return crops of the zero-padded images, some of them mirrored, as uint8 (b, channels, height, width)."""
         images = self.images[chosen]
         if not self.padding and not self.flip:
             return images
@@ -127,19 +127,19 @@ class Batches:
         columns = torch.arange(width, device=self.device)
         columns = torch.where(draws.flipped[chosen, None], width - 1 - columns, columns) + draws.left[chosen, None]
         rows = torch.arange(height, device=self.device) + draws.top[chosen, None]
-        # one gather on the flat planes, twice as fast as indexing rows and columns
+        # One gather on the flat planes is twice as fast as indexing rows and columns.
         places = rows[:, :, None] * (width + 2 * self.padding) + columns[:, None, :]
         places = places.view(count, 1, height * width).expand(count, channels, height * width)
         return padded.gather(2, places).view(images.shape)
 
     def _normalised(self, images: Tensor) -> Tensor:
-        # two kernels that round one operation each, as a fused one might round the end of a tensor otherwise than its
-        # middle: a sample must not depend on its place in the batch
+        # A multiplication and an addition in two kernels: a fused kernel may round the end of a tensor differently, and
+        # a sample must not depend on its place in the batch.
         return images.contiguous(memory_format=self.memory_format).float().mul_(self.scale).add_(self.shift)
 
 
 def _generator(seed: int, epoch: int, purpose: str) -> torch.Generator:
-    """Independent streams, on the CPU so that they are the same for every device."""
+    """Return a generator for one purpose, on the CPU, so that its numbers are the same for every device."""
     digest = hashlib.sha256(f"{seed}/{epoch}/{purpose}".encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
 

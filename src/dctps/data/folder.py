@@ -11,7 +11,11 @@ from dctps.data.images import decoded, is_image
 
 
 def load_folder(path: Path) -> Dataset:
-    """The classes are the folders in train/, in alphabetical order; mean and std are those of the training images."""
+    """Load a folder of images.
+
+    The classes are the folders in train/ in alphabetical order. Mean and standard deviation are taken over the training
+    images.
+    """
     if not path.is_dir():
         raise DataError(f"there is no folder {path}; it needs train/<class>/ and test/<class>/ with images")
     with opened(path) as source:
@@ -27,7 +31,7 @@ def load_folder(path: Path) -> Dataset:
 
 
 def _images(source: Source, part: str) -> dict[str, str]:
-    """The class of each image of a part: the folder in which it lies."""
+    """Return the class of each image of a part, which is the folder that it lies in."""
     names = (name for name in sorted(source.stamps) if is_image(name))
     folders = {name: name.split("/") for name in names}
     return {name: where[1] for name, where in folders.items() if where[0] == part and len(where) > 2}
@@ -43,10 +47,10 @@ def _check(source: Source, train: dict[str, str], test: dict[str, str]) -> None:
 
 
 def statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of each channel of uint8 (n, channels, height, width), scaled to [0, 1]."""
+    """Return mean and standard deviation of each channel of uint8 images (n, channels, height, width) as fractions."""
     values = torch.arange(256, dtype=torch.float64) / 255
     counts = torch.zeros(images.shape[1], 256, dtype=torch.float64)
-    for part in images.split(1024):  # the histogram of a part, as its integers take eight times the memory
+    for part in images.split(1024):  # by parts, as the histogram takes eight times the memory of its images
         counts += torch.stack([torch.bincount(plane.flatten(), minlength=256) for plane in part.unbind(1)])
     shares = counts / counts.sum(1, keepdim=True)
     mean = shares @ values

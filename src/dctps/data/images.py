@@ -1,7 +1,8 @@
-"""Decoding many image files once: RGB bytes of one size, kept in a safetensors file beside the source.
+"""Decoding many image files once: RGB bytes of one size, which are kept in a safetensors file beside the source.
 
-The cache holds one tensor per part (`train`, `test`) and in its metadata a key (the names and stamps of all files,
-the size asked for) and a digest of the pixels. A cache that is of other files, or damaged, is written anew.
+This cache holds one tensor per part (`train`, `test`). Its metadata hold a key, made of the names and stamps of all
+files and the size that was asked for, and a digest of the pixels. A cache of other files, or a damaged one, is
+replaced.
 """
 
 import hashlib
@@ -29,14 +30,14 @@ Size = tuple[int, int]  # height, width
 
 
 def is_image(name: str) -> bool:
-    """Whether a file is one, by its name."""
+    """Return whether a file is an image, by its name."""
     return name.lower().endswith(SUFFIXES)
 
 
 def decoded(source: Source, parts: dict[str, list[str]], size: Size | None = None) -> dict[str, Tensor]:
-    """The images of each part, uint8 (n, 3, height, width), in the order of its names.
+    """Return the images of each part, uint8 (n, 3, height, width), in the order of the names.
 
-    All must have the size given, or else that of the first.
+    All must have the size that is given, or the size of the first image if none is.
     """
     key = _key(source, parts, size)
     cache = source.path.with_name(f"{source.path.name}.dctps.safetensors")
@@ -61,7 +62,7 @@ def _decode_all(source: Source, parts: dict[str, list[str]], size: Size | None) 
 
 
 def _decode(source: Source, names: list[str], size: Size | None, advance: Callable[[], None]) -> Tensor:
-    """uint8 (n, 3, height, width)."""
+    """Return images as uint8 (n, 3, height, width)."""
     images = torch.empty(0, dtype=torch.uint8)
     for index, name in enumerate(names):
         image = _pixels(source, name)
@@ -77,7 +78,7 @@ def _decode(source: Source, names: list[str], size: Size | None, advance: Callab
 
 
 def _pixels(source: Source, name: str) -> np.ndarray:
-    """uint8 (height, width, 3)."""
+    """Return an image as uint8 (height, width, 3)."""
     pillow = needed("PIL.Image", "pillow", "data")
     content = source.read(name)
     try:
@@ -104,7 +105,7 @@ def _digest(images: dict[str, Tensor]) -> str:
 
 
 def _read_cache(cache: Path, key: str, parts: dict[str, list[str]]) -> dict[str, Tensor] | None:
-    """The images of a cache that is whole and of these files, else None."""
+    """Return the images of a cache, or None if it is damaged or of other files."""
     try:
         with safe_open(cache, framework="pt") as file:
             metadata = file.metadata() or {}
@@ -120,7 +121,7 @@ def _write_cache(cache: Path, key: str, images: dict[str, Tensor]) -> None:
     content = serialize(images, {"key": key, "digest": _digest(images)})
     try:
         write_atomically(cache, lambda temporary: temporary.write_bytes(content))
-    except OSError as error:  # a folder of others, or a full disk: the images are there all the same
+    except OSError as error:  # no right to write, or a full disk; the images are in memory all the same
         warnings.warn(
             f"the decoded images cannot be kept in {cache} ({error}); next time they are decoded again", stacklevel=2
         )

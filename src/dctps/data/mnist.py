@@ -19,7 +19,7 @@ from dctps.data.sources import not_found, places
 
 FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 SIZE, BORDER = 28, 2
-# Both data sets have the same file names; these first labels of the official training files tell them apart.
+# Both data sets have the same file names; the first labels of the official training files tell them apart.
 FIRST_LABELS = {"mnist": [5, 0, 4, 1, 9, 2, 1, 3, 1, 4], "fashion_mnist": [9, 0, 0, 3, 0, 2, 7, 2, 5, 5]}
 
 

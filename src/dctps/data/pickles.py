@@ -1,7 +1,7 @@
 """Reading the pickled batches of CIFAR without running what a pickle may ask for.
 
-A pickle is a program: it names functions and calls them. The batches need only those that rebuild numpy arrays;
-any other name is refused before it is looked up, so nothing is imported or called.
+A pickle is a program: it names functions and calls them. The batches need only the functions that rebuild numpy
+arrays. Any other name is refused before it is looked up, so nothing is imported or called.
 """
 
 import io
@@ -12,7 +12,7 @@ import numpy as np
 
 from dctps.data.dataset import DataError
 
-# asked of numpy itself, since the module that holds them changed its name with numpy 2
+# These are taken from numpy itself, as the module that holds them changed its name with numpy 2.
 _REBUILD: Any = np.empty(0).__reduce__()[0]
 _SCALAR: Any = np.float64(0).__reduce__()[0]
 ADMITTED: dict[tuple[str, str], Any] = {
@@ -22,13 +22,13 @@ ADMITTED: dict[tuple[str, str], Any] = {
     ("numpy._core.multiarray", "_reconstruct"): _REBUILD,
     ("numpy.core.multiarray", "scalar"): _SCALAR,
     ("numpy._core.multiarray", "scalar"): _SCALAR,
-    ("_codecs", "encode"): str.encode,  # how Python 3 writes bytes in protocol 2; text to bytes and no other codec
+    ("_codecs", "encode"): str.encode,  # Python 3 writes bytes so in protocol 2; this encodes text only
 }
 
 
 class _Unpickler(pickle.Unpickler):
     def __init__(self, content: bytes, file: str) -> None:
-        super().__init__(io.BytesIO(content), encoding="bytes")  # the official files are of Python 2
+        super().__init__(io.BytesIO(content), encoding="bytes")  # Python 2 wrote the official files
         self.file = file
 
     def find_class(self, module: str, name: str) -> Any:
@@ -41,7 +41,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def unpickled(content: bytes, file: str) -> dict[str, Any]:
-    """The dictionary that a pickled batch holds; its keys as text."""
+    """Return the dictionary of a pickled batch, with its keys as text."""
     try:
         batch = _Unpickler(content, file).load()
     except DataError:

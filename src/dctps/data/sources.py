@@ -1,4 +1,4 @@
-"""Where data are looked for, and what is said when they, or a package that reads them, are missing."""
+"""The folders in which data are looked for, and the errors when data or a package that reads them are missing."""
 
 import importlib
 import os
@@ -10,7 +10,7 @@ from dctps.data.dataset import DataError
 
 
 def data_root(root: str | os.PathLike[str] | None = None) -> Path:
-    """The folder of all data sets: `root`, else $DCTPS_DATA, else dctps in the user's cache folder."""
+    """Return the folder of all data sets: `root`, else $DCTPS_DATA, else dctps in the user's cache folder."""
     if root is not None:
         return Path(root).expanduser()
     if os.environ.get("DCTPS_DATA"):
@@ -19,12 +19,12 @@ def data_root(root: str | os.PathLike[str] | None = None) -> Path:
 
 
 def places(name: str, root: Path) -> list[Path]:
-    """The folders in which the files of a data set may lie: its own first, then the common one."""
+    """Return the folders in which the files of a data set may lie: its own folder, then the root."""
     return [place for place in (root / name, root) if place.is_dir()]
 
 
 def not_found(name: str, root: Path, files: Sequence[str]) -> DataError:
-    """The error of a loader that found none of the forms it reads."""
+    """Return the error of a loader that found none of the files that it can read."""
     return DataError(
         f"found no {name} in {root / name} or {root}; put {' or '.join(files)} into {root / name}, "
         f"or run: dctps data get {name} --root {root}"
@@ -32,7 +32,7 @@ def not_found(name: str, root: Path, files: Sequence[str]) -> DataError:
 
 
 def needed(module: str, package: str, extra: str) -> Any:
-    """An optional dependency, imported where it is used."""
+    """Import a module of an optional dependency, or say how to install it."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
