@@ -1,4 +1,4 @@
-"""All code of the README and the examples runs, and prints what the README says it prints."""
+"""All code of the README, the page of transforms and the examples runs, and prints what the pages say it prints."""
 
 import contextlib
 import io
@@ -8,21 +8,35 @@ from pathlib import Path
 
 import pytest
 
+from dctps.core.transforms import TRANSFORMS
+
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
+PAGE_OF_TRANSFORMS = (ROOT / "docs" / "transforms.md").read_text()
 # a block of Python, and the block of text right after it, which is what it prints
-BLOCKS = re.findall(r"```python\n(.*?)```\n(?:\n?```text\n(.*?)```)?", README, re.DOTALL)
+BLOCK = re.compile(r"```python\n(.*?)```\n(?:\n?```text\n(.*?)```)?", re.DOTALL)
+
+
+def check_blocks(page):
+    blocks = BLOCK.findall(page)
+    assert blocks
+    names: dict[str, object] = {}
+    for code, expected in blocks:
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out):
+            exec(compile(code, "page", "exec"), names)
+        assert out.getvalue() == expected
 
 
 def test_readme_blocks_run_in_order_and_print_what_they_say(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert BLOCKS
-    names: dict[str, object] = {}
-    for code, expected in BLOCKS:
-        out = io.StringIO()
-        with contextlib.redirect_stdout(out):
-            exec(compile(code, "README.md", "exec"), names)
-        assert out.getvalue() == expected
+    check_blocks(README)
+
+
+def test_blocks_of_the_page_of_transforms_run_in_order_and_print_what_they_say(monkeypatch):
+    for name in ("dct4", "fast_dct4", "half_done"):  # the entries that the page makes; they go with the test
+        monkeypatch.setitem(TRANSFORMS, name, TRANSFORMS["dct"])
+    check_blocks(PAGE_OF_TRANSFORMS)
 
 
 def test_readme_links_lead_somewhere():
