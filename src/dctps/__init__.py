@@ -15,11 +15,11 @@ from dctps.methods.rewiring.rigl import RigL
 from dctps.methods.rewiring.set import SET
 from dctps.methods.subspace.projections import PROJECTIONS
 from dctps.methods.subspace.subspace import Subspace, project
-from dctps.nn.batchnorm import recalibrate
 from dctps.nn.convert import densify, sparsify, sparsify_norms
 from dctps.nn.costs import count_ops
 from dctps.nn.layers import DpsConv1d, DpsConv2d, DpsConv3d, DpsLinear
 from dctps.nn.report import report
+from dctps.nn.running_statistics import recalibrate
 
 __all__ = [
     "ALLOCATIONS",

@@ -12,8 +12,9 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from dctps.nn.convert import densify, swap
+from dctps.nn.convert import densify
 from dctps.nn.dps_layer import DpsLayer
+from dctps.nn.replace import replace_layers
 from dctps.ops.weight import dense_weight
 
 
@@ -57,4 +58,4 @@ class Published(nn.Module):
 def published(model: nn.Module) -> nn.Module:
     """Replace every sparse layer of a network, in place, by its published formulation; returns the network."""
     layers = [layer for layer in model.modules() if isinstance(layer, DpsLayer)]
-    return swap(model, {id(layer): Published(layer) for layer in layers}, {})
+    return replace_layers(model, {id(layer): Published(layer) for layer in layers})

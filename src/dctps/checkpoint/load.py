@@ -12,10 +12,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from dctps.checkpoint.contents import CheckpointError, Contents, read
 from dctps.checkpoint.manifest import LayerEntry, NormEntry
 from dctps.core.offsets import offset_name
-from dctps.nn.batchnorm import NORMS, STATISTICS, SparseBatchNorm, tracked_norms
-from dctps.nn.convert import norm_twin, sparse_twin, swap
+from dctps.nn.batchnorm import NORMS, SparseBatchNorm
 from dctps.nn.dps_layer import DpsLayer
 from dctps.nn.prunable import LAYERS, state_keys
+from dctps.nn.replace import make_sparse_layer, make_sparse_norm, replace_layers
+from dctps.nn.running_statistics import STATISTICS, tracked_norms
 from dctps.nn.wrappers import unwrapped
 from dctps.ops.functional import AUTO, check_backend
 
@@ -53,7 +54,7 @@ def load(
             _fill_norm(new.get(id(norms[norm.name]), norms[norm.name]), norm, contents)
         for write in rest:
             write()
-    result = swap(model, new, {})
+    result = replace_layers(model, new)
     if not contents.statistics:
         advice = "call dctps.recalibrate(model, batches) before evaluating it"
         warnings.warn(f"{path} holds no running statistics of BatchNorm layers; {advice}", stacklevel=2)
@@ -165,10 +166,10 @@ def _new_layers(
     for entry in contents.entries:
         if not isinstance(module := modules[entry.name], DpsLayer):
             options = {"offset": entry.offset, "train_alpha": entry.train_alpha, "backend": backend}
-            new[id(module)] = sparse_twin(entry.name, module, contents.supports[entry.name], options, device)
+            new[id(module)] = make_sparse_layer(entry.name, module, contents.supports[entry.name], options, device)
     for name, norm in norms.items():
         if not isinstance(norm, SparseBatchNorm):
-            new[id(norm)] = norm_twin(norm, contents.supports[name], device)
+            new[id(norm)] = make_sparse_norm(norm, contents.supports[name], device)
     return new
 
 

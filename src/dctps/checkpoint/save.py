@@ -16,9 +16,10 @@ from dctps.checkpoint.contents import RESERVED, VERSION, CheckpointError, digest
 from dctps.checkpoint.manifest import ALPHA, DTYPES, NORMS, POSITIONS, VALUES, Entry, LayerEntry, NormEntry, valid_seed
 from dctps.core.elias_fano import encode
 from dctps.core.offsets import PatchOffset
-from dctps.nn.batchnorm import STATISTICS, SparseBatchNorm, tracked_norms
+from dctps.nn.batchnorm import SparseBatchNorm
 from dctps.nn.dps_layer import DpsLayer
 from dctps.nn.prunable import state_keys
+from dctps.nn.running_statistics import STATISTICS, tracked_norms
 from dctps.nn.wrappers import unwrapped
 
 

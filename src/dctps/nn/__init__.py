@@ -1,1 +1,1 @@
-"""Layers, the conversion of networks, and what can be said about a network."""
+"""The layers W = alpha D + S, the conversion of networks to them and back, and reports about a network."""

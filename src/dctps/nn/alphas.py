@@ -1,12 +1,13 @@
-"""The initial alpha of each layer of a network: what `sparsify(alpha=)` may be.
+"""The initial alpha of each layer of a network: what `sparsify(alpha=)` accepts.
 
-    a number    that many times what the rule "paper" gives: 1, except where the network states its own norms
+    a number    a factor on the alpha of the rule "paper", which is 1 unless the network states its norms (see below)
     a rule      a name in `ALPHAS` (core/alphas.py)
-    a mapping   numbers by layer name or pattern, of which the first that matches counts; other layers as by "paper"
-    a function  of a layer's name and its offset
+    a mapping   from layer names or patterns to alphas; the first match counts, and layers without one follow "paper"
+    a function  that takes the name of a layer and its offset, and returns its alpha
 
-Networks that depend on the scale of their weights, as Fixup does, may state it: a method `initial_norms()` gives, by
-layer name, the norm which a filter is expected to have at initialisation. They need not know of offsets for that.
+A network that depends on the scale of its weights, as Fixup does, may state its norms by a method `initial_norms()`.
+The method returns, by layer name, the norm that a filter is expected to have at initialisation. The network needs no
+knowledge of offsets for that.
 """
 
 import fnmatch
@@ -23,11 +24,11 @@ AlphaLike = float | str | Mapping[str, float] | Callable[[str, Offset], float]
 
 
 def choose_alphas(alpha: AlphaLike, model: nn.Module, offsets: Mapping[str, Offset]) -> dict[str, float]:
-    """The initial alpha of each layer of `offsets`; ValueError where `alpha` cannot be understood.
+    """Return the initial alpha of each layer of `offsets`; raise ValueError if `alpha` is none of the kinds above.
 
     >>> from dctps.core.offsets import TransformOffset
     >>> offset = TransformOffset("dct").bind((64, 16))
-    >>> choose_alphas("preserve", nn.Linear(16, 64), {"": offset})  # filters of squared norm 1/4: 16 of 64 entries
+    >>> choose_alphas("preserve", nn.Linear(16, 64), {"": offset})  # filters of D have squared norm 16/64
     {'': 2.8284271247461903}
     """
     if isinstance(alpha, Mapping):
@@ -41,22 +42,26 @@ def choose_alphas(alpha: AlphaLike, model: nn.Module, offsets: Mapping[str, Offs
 
 
 def stated_norms(model: nn.Module) -> dict[str, float]:
-    """The norms that a network and its parts state (`initial_norms`), by full name; the whole overrules its parts."""
+    """Return the norms that a network and its parts state by `initial_norms`, by full layer name.
+
+    Where both state the norm of a layer, the network overrules its part.
+    """
     norms: dict[str, float] = {}
     for prefix, module in model.named_modules():
-        ask = getattr(module, "initial_norms", None)
-        for name, norm in ask().items() if callable(ask) else ():
+        method = getattr(module, "initial_norms", None)
+        for name, norm in method().items() if callable(method) else ():
             norms.setdefault(".".join(filter(None, (prefix, name))), norm)
     return norms
 
 
 def _by_pattern(numbers: Mapping[str, float], model: nn.Module, offsets: Mapping[str, Offset]) -> dict[str, float]:
+    """Return the alpha of each layer by the first pattern that matches its name, else by the rule "paper"."""
     alphas, used = choose_alphas(1.0, model, offsets), set[str]()
     for name in offsets:
-        hits = [pattern for pattern in numbers if fnmatch.fnmatchcase(name, pattern)]
-        used.update(hits)
-        if hits:
-            alphas[name] = _number(numbers[hits[0]], name)
+        matches = [pattern for pattern in numbers if fnmatch.fnmatchcase(name, pattern)]
+        used.update(matches)
+        if matches:
+            alphas[name] = _number(numbers[matches[0]], name)
     for pattern in numbers:
         if offsets and pattern not in used:
             raise ValueError(f"alpha for {pattern!r} matches no layer; there are: {', '.join(offsets)}")
@@ -64,21 +69,27 @@ def _by_pattern(numbers: Mapping[str, float], model: nn.Module, offsets: Mapping
 
 
 def _number(alpha: object, name: str | None = None) -> float:
+    """Return an alpha as a float; raise ValueError, with the name of its layer if one is given, if it is no number."""
     try:
         return float(alpha)  # type: ignore[arg-type]
     except (TypeError, ValueError):
         where = "alpha" if name is None else f"the alpha of layer {name!r}"
         rules = ", ".join(map(repr, ALPHAS))
         raise ValueError(
-            f"{where} cannot be {alpha!r}; it is a number, or for all layers: one of {rules}, a mapping from names or "
-            "patterns to numbers, or a function of name and offset"
+            f"{where} cannot be {alpha!r}; it is a number, or for all layers: one of {rules}, a mapping from layer "
+            "names or patterns to numbers, or a function of the name of a layer and its offset"
         ) from None
 
 
 def _apply(rule: Rule, name: str, offset: Offset, norm: float | None) -> float:
+    """Return the alpha that a rule gives to one layer."""
     if norm is not None and not 0 <= norm < math.inf:
-        raise ValueError(f"layer {name!r}: the network states an initial norm of {norm}; it must be finite, at least 0")
+        raise ValueError(
+            f"layer {name!r}: the network states an initial norm of {norm}; a norm is finite and at least 0"
+        )
     try:
         return rule(offset, norm)
     except ZeroDivisionError:
-        raise ValueError(f"layer {name!r}: its offset is zero, no alpha can give it a norm; use a number") from None
+        raise ValueError(
+            f"layer {name!r}: its offset is zero, no alpha can give it a norm; give alpha as a number"
+        ) from None

@@ -1,8 +1,8 @@
-"""Multiply-adds: what a network performs, what its dense twin would, and the paper's q log q + nnz.
+"""Counts of multiply-adds: those that a network performs, those of its dense version, and the paper's q log q + nnz.
 
-What this library performs depends on the route that a layer takes, and the route counts it (`ops/routes.py`). With
-`backend="auto"` it is the route that sizes suggest, without a measurement. A fast transform of length q is counted as
-q log2 q.
+The count that this library performs depends on the route of each layer, and the route itself counts
+(`ops/routes.py`). With `backend="auto"` the route is chosen by the sizes, without a measurement. A fast transform of
+length q counts as q log2 q.
 """
 
 import dataclasses
@@ -22,20 +22,20 @@ COUNTED: tuple[type[nn.Module], ...] = (DpsLayer, *LAYERS)
 
 @dataclasses.dataclass(frozen=True)
 class LayerOps:
-    """Multiply-adds of one layer for one example (summed over its calls)."""
+    """The multiply-adds of one layer for one example, summed over its calls."""
 
     name: str
-    dense: int
-    performed: int
-    paper: int
+    dense: int  # of a dense layer of this shape
+    performed: int  # by this library
+    paper: int  # by the paper's formula
 
 
 @dataclasses.dataclass(frozen=True)
 class Ops:
-    """Multiply-adds of a network for one example; layers without a matrix (BatchNorm, ReLU) are not counted."""
+    """The multiply-adds of a network for one example; layers without a matrix (BatchNorm, ReLU) are not counted."""
 
     layers: list[LayerOps]
-    not_counted: list[str]  # modules with weights of other kinds: attention, recurrent, transposed ...
+    not_counted: list[str]  # modules with other kinds of weights: attention, recurrent layers, transposed convolutions
 
     @property
     def dense(self) -> int:
@@ -54,10 +54,10 @@ Example = Sequence[int] | Tensor | Sequence[Tensor] | Mapping[str, Tensor]
 
 
 def count_ops(model: nn.Module, input_shape: Example) -> Ops:
-    """Count by one forward pass in eval mode on a batch of one; the model is left as it was.
+    """Count the multiply-adds of one forward pass in eval mode on a batch of one; the model is left as it was.
 
-    input_shape: of one example, as (channels, height, width); or, for other kinds of input, an example batch of one: a
-    tensor, several, or a mapping from names.
+    input_shape: the shape of one example, as (channels, height, width). For other kinds of input give an example batch
+        of one: a tensor, a sequence of tensors, or a mapping from argument names to tensors.
 
     >>> ops = count_ops(nn.Linear(100, 10), (100,))
     >>> ops.dense, ops.performed, ops.paper
@@ -84,6 +84,7 @@ def count_ops(model: nn.Module, input_shape: Example) -> Ops:
 
 
 def _run(model: nn.Module, example: Example) -> None:
+    """Run the model on an example, or on zeros of the given shape."""
     if isinstance(example, Tensor):
         model(example)
     elif isinstance(example, Mapping):
@@ -96,6 +97,8 @@ def _run(model: nn.Module, example: Example) -> None:
 
 
 def _counter(name: str, rows: dict[str, LayerOps]) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
+    """Return a forward hook that adds the multiply-adds of one call to the row of its layer."""
+
     def count(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         shape = module.geometry.weight_shape if isinstance(module, DpsLayer) else _weight_shape(module)
         outputs = output.numel() // shape[0]
@@ -110,4 +113,4 @@ def _counter(name: str, rows: dict[str, LayerOps]) -> Callable[[nn.Module, tuple
 
 
 def _weight_shape(module: nn.Module) -> tuple[int, ...]:
-    return tuple(module.weight.shape)  # type: ignore[arg-type]  # may be computed, as by weight norm
+    return tuple(module.weight.shape)  # type: ignore[arg-type]  # a tensor also where weight norm computes it

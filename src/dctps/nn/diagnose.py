@@ -1,4 +1,4 @@
-"""Where a network goes wrong: inputs that it does not take, and the first layer whose numbers are not finite."""
+"""Finding out why a network fails: inputs that it does not take, and the first layer whose numbers are not finite."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,9 +9,11 @@ from torch import Tensor, nn
 
 @torch.no_grad()
 def check_input(model: nn.Module, x: Tensor, message: Callable[[str], str]) -> Any:
-    """The output of one forward pass without gradients, in eval mode; afterwards the network is in training mode.
+    """Run the network on x, in eval mode and without gradients, return its output, and leave it in training mode.
 
-    Where the network does not take x, a ValueError says `message(reason)`, with the first line of torch's own error.
+    Raise ValueError if the network does not take x.
+
+    message: makes the text of that error from the first line of torch's error.
     """
     model.eval()
     try:
@@ -23,7 +25,10 @@ def check_input(model: nn.Module, x: Tensor, message: Callable[[str], str]) -> A
 
 
 def first_bad_layer(model: nn.Module, x: Tensor | None) -> str:
-    """Which layer's output is the first that is not finite, and whether its own numbers already are not."""
+    """Return a sentence that names the first parameter, else the first output of a layer, that is not finite.
+
+    x: an input to run the network on; without one only the parameters are checked.
+    """
     for name, parameter in model.named_parameters():
         if not bool(parameter.isfinite().all()):
             return f"the first parameter that is not finite is {name!r}"
@@ -31,17 +36,17 @@ def first_bad_layer(model: nn.Module, x: Tensor | None) -> str:
         return "every parameter is finite"
     bad: list[str] = []
 
-    def look(name: str) -> Any:
+    def note(name: str) -> Any:
         return lambda module, inputs, y: (
             bad.append(name) if isinstance(y, Tensor) and not bool(y.isfinite().all()) else None
         )
 
     leaves = [(n, m) for n, m in model.named_modules() if not list(m.children())]
-    handles = [module.register_forward_hook(look(name)) for name, module in leaves]
+    handles = [module.register_forward_hook(note(name)) for name, module in leaves]
     try:
         with torch.no_grad():
             model(x)
     finally:
         for handle in handles:
             handle.remove()
-    return f"the first output that is not finite is that of {bad[0]!r}" if bad else "every output is finite by itself"
+    return f"the first output that is not finite is that of {bad[0]!r}" if bad else "every output is finite"

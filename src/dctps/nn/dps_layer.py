@@ -1,21 +1,20 @@
-"""What all layers W = alpha D + S share: parameters, support, offset and state (paper: section 3).
+"""The base class of the layers W = alpha D + S: parameters, support, offset and state (paper: section 3).
 
 `values` is a Parameter whose object never changes, `positions` a buffer; both are in `state_dict`, with `alpha` and
-`bias`. D is nowhere: it follows from the offset's name and the layer's shape.
+`bias`. D is stored nowhere: it follows from the name of the offset and the shape of the weight.
 """
 
 import math
-import operator
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from dctps.core.allocation import budget
 from dctps.core.geometry import Geometry
 from dctps.core.offsets import Offset, OffsetLike, offset_name, resolve
 from dctps.core.support import Support
+from dctps.nn.arguments import check_numbers, choose_support
 from dctps.ops import autotune, functional, routes
 from dctps.ops.functional import AUTO
 from dctps.ops.route import Route, forward_layout
@@ -23,13 +22,13 @@ from dctps.ops.weight import dense_weight
 
 
 class DpsLayer(nn.Module):
-    """What all layers share: the parameters, the support, the offset and the state."""
+    """The base of all layers W = alpha D + S: their parameters, support, offset and state."""
 
-    values: nn.Parameter
-    positions: Tensor
-    alpha: Tensor | None
+    values: nn.Parameter  # (nnz,), the entries of S
+    positions: Tensor  # (nnz,), where the values are in the flattened weight
+    alpha: Tensor | None  # a Parameter if it trains; None without an offset
     bias: nn.Parameter | None
-    observer: Callable[[Tensor, Tensor], Tensor] | None = None  # sees x and y of each product, padded; gives y back
+    observer: Callable[[Tensor, Tensor], Tensor] | None = None  # is given x and W x + bias, and returns the output
 
     def _build(
         self,
@@ -47,20 +46,15 @@ class DpsLayer(nn.Module):
         device: torch.device | str | None,
         dtype: torch.dtype | None,
     ) -> None:
+        """Check the arguments that all layers share, and make the parameters and buffers."""
         device, dtype = torch.device(device or torch.get_default_device()), dtype or torch.get_default_dtype()
-        if not dtype.is_floating_point:
-            raise ValueError(f"a layer holds real floating point numbers, not {dtype}")
-        if device.type == "meta":
-            raise ValueError(
-                "this layer never holds a dense weight: build it on a real device, there is nothing to save"
-            )
-        if not math.isfinite(alpha):
-            raise ValueError(f"alpha must be a finite number, not {alpha}")
+        check_numbers(device, dtype, alpha)
         functional.check_backend(backend)
         self.geometry, self.backend = geometry, backend
         self.offset: Offset | None = resolve(offset, geometry.weight_shape)
-        chosen = _choose_support(geometry.weight_shape, density, nnz, support, seed)
-        self.seed = chosen.seed  # of the support; a file holds it instead of the positions while it still holds
+        chosen = choose_support(geometry.weight_shape, density, nnz, support, seed)
+        # The seed of the support. A file holds it in place of the positions as long as it gives these positions.
+        self.seed = chosen.seed
         self.register_buffer("positions", chosen.positions.to(device).clone())
         self.values = nn.Parameter(torch.empty(chosen.nnz, device=device, dtype=dtype))
         scale = None if self.offset is None else torch.tensor(float(alpha), device=device, dtype=dtype)
@@ -72,9 +66,9 @@ class DpsLayer(nn.Module):
         self.reset_parameters(seed)
 
     def reset_parameters(self, seed: int | None = None) -> None:
-        """S = 0 under an offset, else torch's own U(+-1/sqrt(fan_in)) at the support; the bias always as in torch.
+        """Set S to zero if there is an offset, else draw its values from U(+-1/sqrt(fan_in)), as torch does.
 
-        Drawn from `seed`, by default that of the support.
+        The bias is always drawn as in torch. The draws follow from `seed`, by default the seed of the support.
         """
         generator = torch.Generator(device="cpu").manual_seed((self.seed or 0) if seed is None else seed)
         bound = 1 / math.sqrt(math.prod(self.geometry.weight_shape[1:]))
@@ -88,38 +82,39 @@ class DpsLayer(nn.Module):
 
     @property
     def support(self) -> Support:
-        """Where the values are."""
+        """The positions of the values in the weight."""
         return Support(self.geometry.weight_shape, self.positions)
 
     @property
     def nnz(self) -> int:
+        """The number of weights that train."""
         return self.values.numel()
 
     def dense_weight(self) -> Tensor:
-        """alpha D + S, of the shape of the torch layer's weight; differentiable in values and alpha."""
+        """Return alpha D + S in the shape of the weight of torch's layer; differentiable in values and alpha."""
         return dense_weight(self.values, self.positions, self.alpha, self.offset, self.geometry.weight_shape)
 
     @property
     def weight(self) -> Tensor:
-        """`dense_weight()`, built anew at each access, for foreign code that reads a layer's weight."""
+        """`dense_weight()`, built anew at each access, for other code that reads the weight of a layer."""
         return self.dense_weight()
 
     def chosen_backend(self, x: Tensor) -> str:  # x: (batch, channels, *spatial)
-        """The backend that serves this input: what `auto` stands for."""
+        """Return the backend that computes on this input; `auto` is replaced by its choice."""
         return self.backend if self.backend != AUTO else autotune.choose(x, self.nnz, self.offset, self.geometry)
 
     def route(self, x: Tensor) -> Route:
-        """How this layer computes on the input x: the route of `dctps.ops.routes`."""
+        """Return the route of `dctps.ops.routes` by which this layer computes on the input x."""
         batch = self._as_batch(x)
         layout = forward_layout(batch, self.geometry)
         return routes.choose(self.offset, self.geometry, layout, self.chosen_backend(batch), self.nnz)
 
     def multiply_adds(self, x: Tensor) -> int:
-        """The multiply-adds that this layer performs on the input x."""
+        """Return the number of multiply-adds that this layer performs on the input x."""
         return self.route(x).multiply_adds(self._as_batch(x), self.nnz)
 
     def _as_batch(self, x: Tensor) -> Tensor:
-        """The input as (batch, channels, *spatial), padded where the product does not pad by itself."""
+        """Return the input as (batch, channels, *spatial), padded where the product does not pad by itself."""
         raise NotImplementedError
 
     def _multiply(self, x: Tensor) -> Tensor:  # x as `_as_batch` gives it
@@ -129,13 +124,15 @@ class DpsLayer(nn.Module):
 
     @torch.no_grad()
     def move(self, support: Support, values: Tensor) -> None:  # (support.nnz,)
-        """Another support and its values, also more or fewer of them; `values` stays the same Parameter object.
+        """Take another support and its values, of any number; `self.values` stays the same Parameter object.
 
-        Its gradient, which belonged to the former positions, goes.
+        Its gradient is removed, because it belongs to the former positions.
         """
         if support.shape != self.geometry.weight_shape or values.shape != support.positions.shape:
-            wanted = f"a support of shape {self.geometry.weight_shape} and a value for each of its positions"
-            raise ValueError(f"expected {wanted}, not {support.shape}, {support.nnz} and {tuple(values.shape)}")
+            found = f"a support of shape {support.shape} with {support.nnz} positions, and values {tuple(values.shape)}"
+            raise ValueError(
+                f"expected a support of {self.geometry.weight_shape} and one value a position, not {found}"
+            )
         self.values.grad, self.seed = None, support.seed
         if values.shape == self.values.shape:
             self.positions.copy_(support.positions)
@@ -144,8 +141,10 @@ class DpsLayer(nn.Module):
             self.positions = support.positions.to(self.positions)
             new = values.to(self.values)
             other = torch.float64 if new.dtype == torch.float32 else torch.float32
-            self.values.data = new.to(other)  # another type: else the graph of an earlier pass, if any, would make
-            self.values.data = new  # torch expect gradients of the former length
+            # The change of type makes torch forget the former length. The graph of an earlier pass, if there is one,
+            # would otherwise expect gradients of that length.
+            self.values.data = new.to(other)
+            self.values.data = new
 
     def extra_repr(self) -> str:
         parts = [self._arguments(), f"bias={self.bias is not None}", f"offset={offset_name(self.offset)}"]
@@ -156,9 +155,10 @@ class DpsLayer(nn.Module):
         return ", ".join(parts)
 
     def _arguments(self) -> str:
+        """Return the sizes of the layer for its repr."""
         raise NotImplementedError
 
-    # The state: a layer refuses positions that do not fit, and a state that says it belongs to another layer.
+    # A layer refuses a state whose positions do not fit, and a state whose metadata name another shape or offset.
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
@@ -188,12 +188,13 @@ class DpsLayer(nn.Module):
         )
 
     def _why_not_load(self, state_dict: dict[str, Any], prefix: str, metadata: dict[str, Any]) -> str | None:
+        """Return why a state cannot be loaded into this layer, or None if it can."""
         values, positions = state_dict.get(prefix + "values"), state_dict.get(prefix + "positions")
         mine, theirs = self._identity(), metadata.get("dctps", self._identity())
         if prefix + "weight" in state_dict:
             return "the state holds a dense weight; load it before sparsify, or into a densified network"
         if mine != theirs:
-            return f"the state belongs to a layer with {theirs}, this one has {mine}"
+            return f"the state belongs to a layer with {theirs}, this layer has {mine}"
         if values is not None and values.shape != self.values.shape:
             return f"the state holds {values.numel()} values, this layer {self.nnz}; sparsify with the same density"
         if positions is not None:
@@ -204,20 +205,3 @@ class DpsLayer(nn.Module):
             except ValueError as error:
                 return str(error)
         return None
-
-
-def _choose_support(
-    shape: tuple[int, ...], density: float | None, nnz: int | None, support: Support | None, seed: int
-) -> Support:
-    size = math.prod(shape)
-    if size < 1:
-        raise ValueError(f"a weight of shape {shape} has no place for a trainable value")
-    if sum(given is not None for given in (density, nnz, support)) != 1:
-        raise ValueError("say how many weights train by exactly one of density=, nnz= and support=")
-    if support is not None:
-        if not isinstance(support, Support):
-            raise ValueError(f"support must be a Support, not a {type(support).__name__}; see Support.from_mask")
-        if support.shape != shape:
-            raise ValueError(f"a support of shape {support.shape} cannot serve a weight of shape {shape}")
-        return support
-    return Support.sample(shape, budget(size, density) if density is not None else operator.index(nnz or 0), seed)

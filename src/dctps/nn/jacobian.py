@@ -9,13 +9,13 @@ from dctps.nn.dps_layer import DpsLayer
 
 
 def singular_values(model: nn.Module, x: Tensor) -> Tensor:
-    """Those of df/dx at each example: (b, classes), largest first; float64, on the CPU.
+    """Return the singular values of df/dx at each example: (b, classes), the largest first, in float64 on the CPU.
 
     BatchNorm uses its running statistics (at initialisation: mean 0, variance 1), so that examples do not mix and the
-    scale of the network is seen. All in float64: at low density signals shrink below what float32 can hold, and a
-    spectrum that is zero must be zero because nothing gets through. Layers with an offset compute with their dense
-    weight: a ReLU of an exact zero, of which a cosine transform of a flat patch has many, follows the rounding, and the
-    ways of computing round differently.
+    scale of the network shows. Everything is in float64, because at low density signals shrink below what float32 can
+    hold, and a spectrum should be zero only if nothing gets through. Layers with an offset compute with their dense
+    weight. The cosine transform of a flat patch has many exact zeros, whose ReLU follows the rounding, and the backends
+    round differently.
     """
     network = copy.deepcopy(model).double().eval()
     for layer in network.modules():
@@ -27,9 +27,9 @@ def singular_values(model: nn.Module, x: Tensor) -> Tensor:
 
 
 def jacobian(network: nn.Module, x: Tensor) -> Tensor:
-    """df/dx at one example (1, channels, height, width): (classes, channels * height * width).
+    """Return df/dx at one example (1, channels, height, width): (classes, channels * height * width).
 
-    One pass over as many copies of the example as there are classes, which do not see one another in eval mode.
+    One pass suffices, over as many copies of the example as there are classes: in eval mode they do not mix.
     """
     with torch.enable_grad():
         classes = network(x).shape[1]

@@ -1,4 +1,4 @@
-"""DpsLinear, DpsConv1d, DpsConv2d, DpsConv3d: torch's layers with W = alpha D + S (paper: section 3)."""
+"""DpsLinear, DpsConv1d, DpsConv2d, DpsConv3d: the layers of torch with W = alpha D + S (paper: section 3)."""
 
 import operator
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from dctps.ops.functional import AUTO
 
 
 class DpsLinear(DpsLayer):
-    """y = (alpha D + S) x + bias: torch.nn.Linear with nnz trainable weights instead of out * in.
+    """A linear layer y = (alpha D + S) x + bias: torch.nn.Linear with nnz trainable weights instead of out * in.
 
     >>> layer = DpsLinear(784, 100, density=0.01)
     >>> layer(torch.zeros(2, 784)).shape, layer.values.shape
@@ -73,7 +73,7 @@ Size = int | Sequence[int]
 
 
 class DpsConv(DpsLayer):
-    """A convolution over `axes` axes with every argument of its torch namesake; see the subclasses."""
+    """The base of the convolutions over `axes` axes, which take every argument of the convolutions of torch."""
 
     axes: int
 
@@ -128,12 +128,14 @@ class DpsConv(DpsLayer):
         )
 
     def _per_axis(self, size: Size) -> tuple[int, ...]:
+        """Return one number for each axis; a single number serves all axes."""
         sizes = tuple(size) if isinstance(size, Sequence) else (size,) * self.axes
         if len(sizes) != self.axes:
-            raise ValueError(f"expected one number or {self.axes}, not {size}")
+            raise ValueError(f"a {type(self).__name__} takes one number or {self.axes}, one for each axis, not {size}")
         return tuple(map(operator.index, sizes))
 
     def _check_arguments(self) -> None:
+        """Raise ValueError unless the arguments are such that torch's convolution would take them."""
         if self.groups < 1 or self.in_channels % self.groups or self.out_channels % self.groups:
             channels = f"in_channels={self.in_channels} and out_channels={self.out_channels}"
             raise ValueError(f"groups={self.groups} must divide {channels}")
@@ -145,11 +147,11 @@ class DpsConv(DpsLayer):
         if isinstance(self.padding, str):
             lookup(dict.fromkeys(("same", "valid")), self.padding, "padding")
             if self.padding == "same" and max(self.stride) > 1:
-                raise ValueError("padding='same' needs stride 1")
+                raise ValueError(f"padding='same' needs stride 1, not {self.stride}; give the padding in numbers")
         lookup(dict.fromkeys(("zeros", "reflect", "replicate", "circular")), self.padding_mode, "padding mode")
 
     def _both_sides(self) -> list[int]:
-        """Padding left and right of each axis, last axis first, as F.pad wants it."""
+        """Return the padding on the left and right of each axis, the last axis first, as F.pad takes it."""
         if not isinstance(self.padding, str):
             return [p for pad in reversed(self.padding) for p in (pad, pad)]
         if self.padding == "valid":
@@ -158,7 +160,10 @@ class DpsConv(DpsLayer):
         return [side for total in reversed(totals) for side in (total // 2, total - total // 2)]
 
     def _symmetric_padding(self) -> tuple[int, ...]:
-        """What the operator pads by itself: zeros, as many on both sides. Everything else is padded before."""
+        """Return the padding that the product does by itself: with zeros, as many on both sides.
+
+        It is 0 for every other padding, which `_as_batch` does before.
+        """
         sides = self._both_sides()
         left, right = sides[::2][::-1], sides[1::2][::-1]
         return tuple(left) if self.padding_mode == "zeros" and left == right else (0,) * self.axes
@@ -187,13 +192,13 @@ class DpsConv(DpsLayer):
 
 
 class DpsConv1d(DpsConv):
-    """torch.nn.Conv1d with W = alpha D + S."""
+    """A convolution over one axis: torch.nn.Conv1d with W = alpha D + S."""
 
     axes = 1
 
 
 class DpsConv2d(DpsConv):
-    """torch.nn.Conv2d with W = alpha D + S.
+    """A convolution over two axes: torch.nn.Conv2d with W = alpha D + S.
 
     >>> DpsConv2d(64, 128, 3, padding=1, bias=False, density=0.001)
     DpsConv2d(64 -> 128, kernel_size=(3, 3), padding=(1, 1), bias=False, offset=dct, nnz=74, density=0.001, alpha=1)
@@ -203,6 +208,6 @@ class DpsConv2d(DpsConv):
 
 
 class DpsConv3d(DpsConv):
-    """torch.nn.Conv3d with W = alpha D + S."""
+    """A convolution over three axes: torch.nn.Conv3d with W = alpha D + S."""
 
     axes = 3

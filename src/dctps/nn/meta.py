@@ -1,67 +1,90 @@
-"""Real tensors in the place of meta ones: what a network built under torch.device("meta") needs besides its layers."""
+"""Real tensors in place of meta tensors, for the modules of a network that `sparsify` does not replace.
+
+A network built under torch.device("meta") has tensors without values. The sparse layers that replace its linear layers
+and convolutions have values of their own; all other modules get theirs here.
+"""
 
 import copy
+from collections.abc import Mapping
 
 import torch
 from torch import nn
 
 
-def materialised(model: nn.Module, converted: set[int], device: torch.device, seed: int) -> dict[int, nn.Module]:
-    """For each module with meta tensors of its own that is not converted: a twin on `device`, freshly initialised."""
-    twins: dict[int, nn.Module] = {}
-    made: dict[int, nn.Parameter | None] = {}  # a tied parameter is made once
-    homeless: list[str] = []
+def materialise(model: nn.Module, converted: set[int], device: torch.device, seed: int) -> dict[int, nn.Module]:
+    """Return an initialised copy on `device` of each module that has meta tensors and is not converted, by module id.
+
+    Raise ValueError if a module has no `reset_parameters()` that initialises all of its tensors.
+
+    converted: the ids of the modules that are converted.
+    """
+    copies: dict[int, nn.Module] = {}
+    made: dict[int, nn.Parameter | None] = {}  # by id of the meta parameter: a tied parameter is made once
+    uninitialised: list[str] = []
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         for name, module in model.named_modules():
-            meta = [key for key, tensor in _own(module).items() if tensor.is_meta]
+            meta = [key for key, tensor in _direct_tensors(module).items() if tensor.is_meta]
             if meta and id(module) not in converted:
-                twins[id(module)], blank = _twin(name, module, meta, device, made)
-                homeless += [f"{name}.{key}" if name else key for key in blank]
-    if homeless:
+                copies[id(module)], unset = _real_copy(name, module, meta, device, made)
+                uninitialised += [f"{name}.{key}" if name else key for key in unset]
+    if uninitialised:
         raise ValueError(
-            f"cannot initialise {', '.join(homeless)}: on the meta device, and its module has no reset_parameters() "
-            "that sets it; give these tensors real values first, or build the network on a real device"
+            f"cannot initialise {', '.join(uninitialised)}: on the meta device, and its module has no "
+            "reset_parameters() that sets it; give these tensors real values first, or build the network on a real "
+            "device"
         )
-    return twins
+    return copies
 
 
-def _own(module: nn.Module) -> dict[str, torch.Tensor]:
+def take_tensors(model: nn.Module, copies: Mapping[int, nn.Module]) -> None:
+    """Give each module of the model the parameters and buffers of its copy; copies are given by module id."""
+    for module in model.modules():
+        if id(module) in copies:
+            module._parameters.update(copies[id(module)]._parameters)
+            module._buffers.update(copies[id(module)]._buffers)
+
+
+def _direct_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Return the parameters and buffers of a module, without those of its children."""
     return {key: t for key, t in {**module._parameters, **module._buffers}.items() if t is not None}
 
 
-def _twin(
+def _real_copy(
     name: str, module: nn.Module, meta: list[str], device: torch.device, made: dict[int, nn.Parameter | None]
 ) -> tuple[nn.Module, list[str]]:
-    """A copy of the module alone with real tensors in the place of meta ones, and which of them nothing has set."""
-    twin = copy.copy(module)
-    twin._parameters, twin._buffers, twin._modules = dict(module._parameters), dict(module._buffers), {}
-    twin.to_empty(device=device, recurse=False)
+    """Return a copy of one module, without children, with real tensors in place of meta ones.
+
+    Also return the names of the new tensors that the module's `reset_parameters()` does not set.
+    """
+    real = copy.copy(module)
+    real._parameters, real._buffers, real._modules = dict(module._parameters), dict(module._buffers), {}
+    real.to_empty(device=device, recurse=False)
     with torch.no_grad():
-        for tensor in _own(twin).values():
-            tensor.fill_(_unset(tensor))
+        for tensor in _direct_tensors(real).values():
+            tensor.fill_(_marker(tensor))
         try:
-            _reset(twin)
+            _reset(real)
         except Exception as error:
             raise ValueError(f"cannot initialise {name!r}, which is on the meta device: {error}") from error
-    blank = [key for key in meta if bool((_own(twin)[key] == _unset(_own(twin)[key])).any())]
-    twin._parameters.update({key: p for key, p in module._parameters.items() if key not in meta})  # what was real stays
-    twin._buffers.update({key: b for key, b in module._buffers.items() if key not in meta})
+    unset = [key for key in meta if bool((_direct_tensors(real)[key] == _marker(_direct_tensors(real)[key])).any())]
+    real._parameters.update({key: p for key, p in module._parameters.items() if key not in meta})  # real ones stay
+    real._buffers.update({key: b for key, b in module._buffers.items() if key not in meta})
     for key in set(meta) & module._parameters.keys():
-        twin._parameters[key] = made.setdefault(id(module._parameters[key]), twin._parameters[key])
-    return twin, blank
+        real._parameters[key] = made.setdefault(id(module._parameters[key]), real._parameters[key])
+    return real, unset
 
 
-def _unset(tensor: torch.Tensor) -> float | int:
-    """A number that no initialisation gives, to see which tensors one has left out."""
+def _marker(tensor: torch.Tensor) -> float | int:
+    """Return a number that no initialisation gives; where it is still there, the tensor was not initialised."""
     if tensor.is_floating_point() or tensor.is_complex():
         return torch.finfo(tensor.dtype).max
     return False if tensor.dtype == torch.bool else torch.iinfo(tensor.dtype).max
 
 
-def _reset(twin: nn.Module) -> None:
-    if isinstance(twin, nn.MultiheadAttention):  # its own reset would reach into the output projection as well
-        for parameter in twin.parameters(recurse=False):
+def _reset(module: nn.Module) -> None:
+    if isinstance(module, nn.MultiheadAttention):  # its own reset would also change the output projection, a child
+        for parameter in module.parameters(recurse=False):
             nn.init.xavier_uniform_(parameter) if parameter.dim() > 1 else nn.init.zeros_(parameter)
-    elif hasattr(twin, "reset_parameters"):
-        twin.reset_parameters()  # type: ignore[operator]
+    elif hasattr(module, "reset_parameters"):
+        module.reset_parameters()  # type: ignore[operator]

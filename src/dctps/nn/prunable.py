@@ -1,4 +1,4 @@
-"""What in a network can be converted, and why the rest cannot."""
+"""The layers of a network that can be converted, and the reasons why the others cannot."""
 
 import collections
 from collections.abc import Iterable, Iterator
@@ -10,7 +10,7 @@ from torch.nn.utils.parametrize import ParametrizationList
 from dctps.nn.dps_layer import DpsLayer
 from dctps.nn.layers import DpsConv1d, DpsConv2d, DpsConv3d, DpsLinear
 
-LAYERS: dict[type[nn.Module], type[DpsLayer]] = {
+LAYERS: dict[type[nn.Module], type[DpsLayer]] = {  # the layers of torch, and their sparse versions
     nn.Linear: DpsLinear,
     nn.Conv1d: DpsConv1d,
     nn.Conv2d: DpsConv2d,
@@ -27,14 +27,14 @@ _REASONS: list[tuple[tuple[type[nn.Module], ...], str]] = [
 
 
 class LeftDense(NamedTuple):
-    """A module that holds weights and stays as it is."""
+    """A module that has weights and stays dense, with the reason."""
 
     name: str
     reason: str
 
 
 def prunable(model: nn.Module) -> dict[str, nn.Module]:
-    """The layers that `sparsify` converts, by name, in the order of their definition.
+    """Return the layers that `sparsify` converts, by name, in the order of their definition.
 
     >>> list(prunable(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Conv2d(1, 1, 3))))
     ['0', '2']
@@ -43,12 +43,15 @@ def prunable(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def left_dense(model: nn.Module) -> list[LeftDense]:
-    """The modules that hold weights and cannot be converted, each with the reason."""
+    """Return the modules that have weights and cannot be converted, each with the reason."""
     return [LeftDense(name, reason) for name, _, reason in _weighted(model) if reason is not None]
 
 
 def _weighted(model: nn.Module) -> Iterator[tuple[str, nn.Module, str | None]]:
-    """Every module with a weight of its own that is not sparse already, with why it cannot be converted."""
+    """Yield the name of each module that has a dense weight, the module, and why it cannot be converted.
+
+    The reason is None where the module can be converted.
+    """
     owners = _owners(model)
     read_directly = {id(m.out_proj) for m in model.modules() if isinstance(m, nn.MultiheadAttention)}
     for name, module in model.named_modules():
@@ -62,6 +65,7 @@ def _weighted(model: nn.Module) -> Iterator[tuple[str, nn.Module, str | None]]:
 
 
 def _why_not(name: str, module: nn.Module, owners: dict[int, list[str]]) -> str | None:
+    """Return why a module with a weight cannot be converted, or None if it can."""
     weight = module._parameters.get("weight")
     if isinstance(module, tuple(LAYERS)) and weight is None:
         return "its weight is computed from other parameters (weight norm, spectral norm or a pruning hook)"
@@ -75,6 +79,7 @@ def _why_not(name: str, module: nn.Module, owners: dict[int, list[str]]) -> str 
 
 
 def _why_not_type(module: nn.Module) -> str:
+    """Return why modules of this type cannot be converted."""
     for types, reason in _REASONS:
         if isinstance(module, types):
             return reason
@@ -88,7 +93,7 @@ def _why_not_type(module: nn.Module) -> str:
 
 
 def _owners(model: nn.Module) -> dict[int, list[str]]:
-    """For each parameter, by id, the names of the places that hold it (a module used twice is one place)."""
+    """Return, by the id of each parameter, the names under which modules hold it; a module used twice counts once."""
     owners: dict[int, list[str]] = collections.defaultdict(list)
     for name, module in model.named_modules():
         for key, parameter in module._parameters.items():
@@ -98,12 +103,12 @@ def _owners(model: nn.Module) -> dict[int, list[str]]:
 
 
 def paths(model: nn.Module, modules: Iterable[nn.Module]) -> list[tuple[str, nn.Module]]:
-    """Every path under which the modules stand: a module used in two places has two."""
+    """Return every path at which the modules stand, with its module; a module used in two places has two paths."""
     wanted = {id(module) for module in modules}
     return [(n, m) for n, m in model.named_modules(remove_duplicate=False) if id(m) in wanted]
 
 
 def state_keys(model: nn.Module, modules: Iterable[nn.Module], keys: Iterable[str]) -> set[str]:
-    """The names that `keys` of the modules have in the model's state_dict, under every path."""
+    """Return the names that the tensors called `keys` of the modules have in the state_dict, under every path."""
     wanted = list(keys)
     return {f"{path}.{key}" if path else key for path, _ in paths(model, modules) for key in wanted}

@@ -1,4 +1,4 @@
-"""What a network consists of: per layer shape, nnz, density, offset and alpha; what stayed dense and why; totals."""
+"""The report of a network: shape, nnz, density, offset and alpha of each layer; what stayed dense and why; totals."""
 
 import dataclasses
 import math
@@ -14,7 +14,7 @@ from dctps.nn.prunable import LeftDense, left_dense, prunable
 
 @dataclasses.dataclass(frozen=True)
 class LayerRow:
-    """One sparse layer."""
+    """The row of one sparse layer in the report."""
 
     name: str
     shape: tuple[int, ...]
@@ -27,7 +27,7 @@ class LayerRow:
 
 @dataclasses.dataclass(frozen=True)
 class NormRow:
-    """One BatchNorm layer of which `nnz` of `size` channels have a scale and a shift that train."""
+    """The row of one sparse BatchNorm layer: the scale and shift of `nnz` of its `size` channels train."""
 
     name: str
     nnz: int
@@ -35,34 +35,36 @@ class NormRow:
 
 
 @dataclasses.dataclass(frozen=True)
-class Asked:
-    """What `sparsify` was asked for, kept with the network for its report."""
+class Request:
+    """What was asked of `sparsify`; the network keeps it for its report."""
 
     density: float
     nnz: int
     allocation: str
 
 
-def remember(model: nn.Module, asked: Asked | None) -> None:
-    """Keep the request with the network (an attribute: it is no part of the state)."""
-    model._dctps_asked = asked  # type: ignore[assignment]
+def attach_request(model: nn.Module, request: Request | None) -> None:
+    """Keep the request with the network, as an attribute that is not part of its state; None removes it."""
+    model._dctps_request = request  # type: ignore[assignment]
 
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """The sparse layers of a network and what stayed dense; `str()` is the table."""
+    """The sparse layers of a network and what stayed dense; `str()` gives the table."""
 
     layers: list[LayerRow]
     left_dense: list[LeftDense]
-    asked: Asked | None
+    asked: Request | None
     norms: list[NormRow] = dataclasses.field(default_factory=list)
 
     @property
     def nnz(self) -> int:
+        """The number of weights that train in all sparse layers."""
         return sum(layer.nnz for layer in self.layers)
 
     @property
     def size(self) -> int:
+        """The number of weights of all sparse layers if they were dense."""
         return sum(layer.size for layer in self.layers)
 
     @property
@@ -95,11 +97,11 @@ class Report:
 
 
 def report(model: nn.Module) -> Report:
-    """The report of a network (or a layer)."""
+    """Return the report of a network, or of a single layer."""
     rows = [_row(name, layer) for name, layer in model.named_modules() if isinstance(layer, DpsLayer)]
     plain = [LeftDense(name, "not converted: excluded, or put in later") for name in prunable(model)]
     norms = [NormRow(n, m.nnz, m.num_features) for n, m in model.named_modules() if isinstance(m, SparseBatchNorm)]
-    return Report(rows, plain + left_dense(model), getattr(model, "_dctps_asked", None), norms)
+    return Report(rows, plain + left_dense(model), getattr(model, "_dctps_request", None), norms)
 
 
 def _row(name: str, layer: DpsLayer) -> LayerRow:
@@ -121,7 +123,7 @@ def _cells(row: LayerRow) -> list[str]:
 
 
 def _table(rows: list[list[str]]) -> list[str]:
-    """Columns padded to their widest cell; names to the left, numbers to the right."""
+    """Return the rows as lines with aligned columns: names to the left, numbers to the right."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     left = {0, 1, 5}
     padded = [

@@ -1,10 +1,13 @@
-"""Networks inside the wrappers of torch."""
+"""Access to networks inside the wrappers of torch."""
 
 from torch import nn
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The network inside torch's wrappers (DistributedDataParallel, torch.compile), so that its own names are saved."""
+    """Return the network inside torch's wrappers (DistributedDataParallel, torch.compile).
+
+    Its parameters have the names that a file should hold, without the prefix of the wrapper.
+    """
     while True:
         inner = model._modules.get("_orig_mod") or (
             model._modules.get("module") if isinstance(model, _WRAPPERS) else None

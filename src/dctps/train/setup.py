@@ -20,7 +20,7 @@ from dctps.methods.subspace.subspace import project
 from dctps.nn.convert import sparsify, sparsify_norms
 from dctps.nn.diagnose import check_input
 from dctps.nn.prunable import prunable
-from dctps.nn.report import Asked, remember
+from dctps.nn.report import Request, attach_request
 from dctps.train.processes import Processes
 from dctps.train.settings import Settings
 
@@ -171,7 +171,7 @@ def _sparsify(model: nn.Module, settings: Settings, supports: dict[str, Support]
     if supports is not None:
         assert settings.density is not None
         asked = sum(support.nnz for support in supports.values())
-        remember(model, Asked(settings.density, asked, settings.method or settings.allocation))
+        attach_request(model, Request(settings.density, asked, settings.method or settings.allocation))
 
 
 def _kept(model: nn.Module, settings: Settings) -> int:
