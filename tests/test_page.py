@@ -26,7 +26,7 @@ from dctps.checkpoint.contents import read as read_file
 from dctps.cli.inspect import part_bytes
 from dctps.cli.report import report
 from dctps.experiments.naming import method_name
-from dctps.experiments.paper import DENSE, FORCE_BATCHES, METHODS, SGD, configured
+from dctps.experiments.paper import DENSE, FORCE_BATCHES, PAPER_METHODS, SGD, configured
 from dctps.experiments.results import Broken, Results, Row, read
 from dctps.models import MODELS
 from dctps.train.settings import Settings, run_id
@@ -80,7 +80,7 @@ def without_plotly(monkeypatch):
 # --- names of methods -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", PAPER_METHODS)
 @pytest.mark.parametrize("base", [Settings(), SGD, Settings(model="fixup_resnet20", data="cifar100")])
 def test_the_papers_methods_have_the_papers_names(name, base):
     changes = {} if name == DENSE else {"density": 0.01}
@@ -199,12 +199,12 @@ def test_rounds_on_the_way_to_a_ticket_are_not_drawn():
 
 
 def test_no_two_lines_look_alike():
-    names = [*METHODS, *(f"other {i}" for i in range(100))]
+    names = [*PAPER_METHODS, *(f"other {i}" for i in range(100))]
     found = assign_looks(names)
     assert set(found) == set(names)
     assert len(set(found.values())) == len(names)
     assert not set(spare_looks()) & set(map(plotly_look, LOOKS.values()))
-    few = assign_looks([*METHODS, *(f"other {i}" for i in range(10))])
+    few = assign_looks([*PAPER_METHODS, *(f"other {i}" for i in range(10))])
     assert len({(colour, dash) for colour, _, dash in few.values()}) == len(few)  # also without their markers
     assert len(set(assign_looks(["Hyperplane Projection", "Hyperplane Projection (sparse)"]).values())) == 3
     assert len(assign_looks(f"other {i}" for i in range(500))) == 501
@@ -218,8 +218,8 @@ def test_every_look_has_words_of_plotly_and_a_swatch():
 
 
 def test_the_page_and_the_figures_show_a_method_in_the_same_colour():
-    shown = assign_looks(METHODS)
-    assert {name: look[0] for name, look in shown.items()} == {name: LOOKS[name].colour for name in METHODS}
+    shown = assign_looks(PAPER_METHODS)
+    assert {name: look[0] for name, look in shown.items()} == {name: LOOKS[name].colour for name in PAPER_METHODS}
 
 
 # --- before the first step ------------------------------------------------------------------------------------------

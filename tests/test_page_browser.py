@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 from dctps.analysis.page.render import write_page
-from dctps.experiments.paper import METHODS
+from dctps.experiments.paper import PAPER_METHODS
 from dctps.experiments.results import read
 from helpers.pages import BASE, EVIL, sparse, task_result, training_failure, training_result, write_metrics, write_run
 
@@ -31,7 +31,7 @@ def fill(runs):
         write_metrics(write_run(runs, training_result(settings, test=0.97 + seed / 100, weights=1_000_000)), 3)
         for place, density in enumerate(DENSITIES):
             for name in SHOWN:
-                settings = sparse(density, BASE, seed=seed, **METHODS[name])
+                settings = sparse(density, BASE, seed=seed, **PAPER_METHODS[name])
                 if name == "SynFlow" and density < 0.01:
                     write_run(runs, training_failure(settings, "collapsed", "no path is left"), "failure.json")
                     continue

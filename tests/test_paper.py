@@ -8,7 +8,7 @@ from dctps import ALLOCATIONS
 from dctps.core.offsets import TransformOffset
 from dctps.data import DATASETS
 from dctps.experiments.cells import distinct
-from dctps.experiments.paper import DENSE, DENSITIES, EXPERIMENTS, METHODS, configured
+from dctps.experiments.paper import DENSE, DENSITIES, EXPERIMENTS, PAPER_METHODS, configured
 from dctps.experiments.scales import PAPER
 from dctps.models import MODELS
 from dctps.train.settings import run_id
@@ -62,7 +62,7 @@ def test_methods_are_what_the_paper_describes():
     assert {s.allocation for s in both} == {"epl_paper"}
     force = {(c.settings.data, c.settings.method_batches) for c in cells("resnet50-vgg19") if c.line == "FORCE"}
     assert force == {("cifar10", 1), ("cifar100", 10)}
-    assert METHODS[DENSE] == {"density": None}
+    assert PAPER_METHODS[DENSE] == {"density": None}
 
 
 def test_fixup_has_its_own_alphas_and_no_scores():

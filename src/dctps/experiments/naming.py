@@ -1,12 +1,12 @@
-"""What a run's method is called: as in the paper where it is the paper's, otherwise by what its settings say.
+"""The name of a run's method: the paper's name if it is one of the paper's methods, else a name made from the settings.
 
-A name speaks of the method alone. Two runs of one name may still differ in how it was carried out (steps between
-rewirings, batches of a pruning method): whoever takes means over runs has to keep those apart.
+Two runs whose methods have the same name may still differ in how it was carried out, such as the steps between
+rewirings or the batches of a pruning method. Means over runs have to keep those apart.
 """
 
 from dctps.base.words import percent
 from dctps.experiments.cells import varied
-from dctps.experiments.paper import DENSE, METHODS
+from dctps.experiments.paper import DENSE, PAPER_METHODS
 from dctps.methods.rewiring import REWIRINGS
 from dctps.train.settings import Settings
 
@@ -33,7 +33,7 @@ Core = tuple[str | None, ...]
 
 
 def method_name(settings: Settings) -> str:
-    """The name of a method: that of `paper.METHODS` where there is one, with what a run has changed in it.
+    """Return the name of a method in `PAPER_METHODS`, or one made from its settings, with what a run has changed in it.
 
     >>> method_name(Settings(density=0.01, allocation="epl_paper"))
     'DCTpS'
@@ -47,17 +47,18 @@ def method_name(settings: Settings) -> str:
 
 
 def _core(settings: Settings) -> Core:
-    """The settings that make a method, without those that have no effect beside the others."""
+    """Return the settings that make a method; those that have no effect beside the others are None."""
     if settings.projection is not None:
         return None, None, None, None, settings.projection
     allocation = settings.allocation if settings.method is None else None
     return settings.offset, allocation, settings.method, settings.rewire, None
 
 
-_PAPER = {_core(varied(Settings(density=0.5), **own)): name for name, own in METHODS.items() if name != DENSE}
+_PAPER = {_core(varied(Settings(density=0.5), **changes)): n for n, changes in PAPER_METHODS.items() if n != DENSE}
 
 
 def _built(settings: Settings) -> str:
+    """Return a name made from the settings: the offset, the choice of the support, the rewiring."""
     if settings.projection is not None:
         return f"Hyperplane Projection ({settings.projection})"
     parts = []
@@ -72,9 +73,10 @@ def _built(settings: Settings) -> str:
 
 
 def _details(settings: Settings) -> list[str]:
+    """Return the details that a run has changed in its method, in words."""
     details = []
     if settings.density is not None and settings.offset is not None and settings.projection is None:
-        if settings.alpha not in (1.0, "paper"):  # which are the same
+        if settings.alpha not in (1.0, "paper"):  # these two are the same
             details.append(f"alpha {settings.alpha}")
         if not settings.train_alpha:
             details.append("alpha fixed")

@@ -17,7 +17,7 @@ from dctps import models
 from dctps.core.allocation import allocate, budget
 from dctps.core.complexity import transform_operations
 from dctps.data import DATASETS
-from dctps.experiments.paper import METHODS
+from dctps.experiments.paper import PAPER_METHODS
 from dctps.nn.costs import count_ops
 from dctps.nn.prunable import prunable
 
@@ -79,7 +79,7 @@ def multiply_adds(
     dense = sum(layer.products * layer.size for layer in layers)
     if density is None:
         return Amounts(0, dense, dense, dense)
-    settings, nnz = METHODS[method], counts(layers, method, density)
+    settings, nnz = PAPER_METHODS[method], counts(layers, method, density)
     final = round(sum(layer.products * count for layer, count in zip(layers, nnz, strict=True)))
     if settings.get("offset", "dct") is not None:
         final += sum(layer.products * layer.transform for layer in layers)
@@ -95,7 +95,7 @@ def device_bytes(layers: Sequence[LayerShape], method: str, density: float | Non
     dense = VALUE * sum(layer.size for layer in layers)
     if density is None:
         return Amounts(dense, dense, dense, dense)
-    settings = METHODS[method]
+    settings = PAPER_METHODS[method]
     final = (VALUE + POSITION) * round(sum(counts(layers, method, density)))
     final += VALUE * len(layers) if settings.get("offset", "dct") is not None else 0
     initial = dense if "method" in settings else final
@@ -104,7 +104,7 @@ def device_bytes(layers: Sequence[LayerShape], method: str, density: float | Non
 
 def counts(layers: Sequence[LayerShape], method: str, density: float) -> list[float]:
     """Return the weights of each layer by the method's rule; where scores decide, all layers get the same density."""
-    settings = METHODS[method]
+    settings = PAPER_METHODS[method]
     if "method" not in settings:
         return [float(count) for count in allocate([layer.shape for layer in layers], density, settings["allocation"])]
     size = sum(layer.size for layer in layers)

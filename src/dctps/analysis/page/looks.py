@@ -19,7 +19,7 @@ from dctps.analysis.looks import (
     SOLID,
     Look,
 )
-from dctps.experiments.paper import DENSE, METHODS
+from dctps.experiments.paper import DENSE, PAPER_METHODS
 
 PlotlyLook = tuple[str, str | None, str]  # the colour, the symbol of the marker, and the lengths of strokes and gaps
 DASHES = {
@@ -43,7 +43,7 @@ def plotly_look(look: Look) -> PlotlyLook:
 
 def order(name: str) -> tuple[int, str]:
     """Return a key that sorts the paper's methods in its order, then the others by name."""
-    known = list(METHODS)
+    known = list(PAPER_METHODS)
     return known.index(name) if name in known else len(known), name
 
 
