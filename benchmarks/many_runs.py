@@ -28,7 +28,7 @@ from dctps.experiments.cells import Cell
 from dctps.experiments.paper import ADAM, BOTH, DENSE, DENSITIES, OURS, PRUNING, RANDOM, configured, panel
 from dctps.experiments.results import read
 from dctps.experiments.sheet import sheet_rows
-from dctps.train.loop import fit
+from dctps.train.session import fit
 from dctps.train.settings import Runtime, Settings, run_id, to_json
 
 TINY = Settings(model="small_cnn", data="digits", images=60, epochs=1, batch_size=30, density=0.05)

@@ -19,8 +19,8 @@ from dctps.experiments.engines import BUSY, DIED, ENDED, STARTED
 from dctps.experiments.perform import is_over
 from dctps.experiments.ray_engine import AHEAD, Ray
 from dctps.experiments.sweep import sweep
-from dctps.train.loop import Interrupted
 from dctps.train.runs import Run, RunError
+from dctps.train.signals import Interrupted
 from helpers.marks import needs_digits
 from helpers.processes import USER_NETWORKS, drive, processes_in, until, waiting
 from helpers.runs import metrics, runtime, state

@@ -18,9 +18,9 @@ from dctps.experiments.engines import BUSY, ENDED, STARTED
 from dctps.experiments.perform import is_over, note_failure
 from dctps.experiments.status import COLLAPSED, FAILED
 from dctps.experiments.sweep import sweep
-from dctps.train.loop import Interrupted
 from dctps.train.runs import Run, RunError
 from dctps.train.settings import run_id
+from dctps.train.signals import Interrupted
 from helpers.marks import needs_digits
 from helpers.runs import runtime
 from helpers.sweeps import TINY, Inline, cell, cells, file_identity, statuses

@@ -143,7 +143,7 @@ def test_what_cannot_be_made_is_said(runtime, changes, words):
 
 
 def test_fewer_images_are_the_first_ones():
-    from dctps.train.setup import load
+    from dctps.train.images import load
 
     whole, part = load(dataclasses.replace(TINY, images=None)), load(TINY)
     assert torch.equal(part.train_images, whole.train_images[:60])

@@ -18,10 +18,10 @@ from torch import nn
 import dctps
 from dctps.models import build
 from dctps.nn.diagnose import first_bad_layer
-from dctps.train import loop as train
-from dctps.train.loop import fit
+from dctps.train import loop, session
 from dctps.train.processes import wire_bytes
 from dctps.train.runs import Run, RunError
+from dctps.train.session import fit
 from dctps.train.settings import Runtime, Settings, run_id
 from helpers.marks import needs_digits
 from helpers.processes import environment, torchrun
@@ -54,7 +54,7 @@ def test_a_run_learns_and_is_a_folder(tmp_path):
 
 def test_a_finished_run_is_not_trained_again(tmp_path, monkeypatch):
     first = fit(SMALL, runtime(tmp_path))
-    monkeypatch.setattr(train, "Trainer", None)
+    monkeypatch.setattr(session, "Trainer", None)
     assert fit(SMALL, runtime(tmp_path)) == first
 
 
@@ -105,7 +105,7 @@ KILLED = """
     from dctps.train.settings import run_id
     from helpers.runs import runtime, state
     from test_train import LONG
-    from dctps.train.loop import fit
+    from dctps.train.session import fit
     from pathlib import Path
     folder = Path(sys.argv[1])
     run = Run(folder / run_id(LONG))
@@ -291,7 +291,7 @@ def test_a_folder_of_other_settings_or_data_is_refused(tmp_path, monkeypatch):
         fit(other, runtime(tmp_path))
     run.folder.rename(tmp_path / run_id(SMALL))
     (tmp_path / run_id(SMALL) / "config.json").unlink()
-    monkeypatch.setattr(train, "fingerprint", lambda dataset: "of other data")
+    monkeypatch.setattr(loop, "fingerprint", lambda dataset: "of other data")
     with pytest.raises(RunError, match="trained on other data"):
         fit(SMALL, runtime(tmp_path))
 

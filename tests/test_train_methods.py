@@ -10,9 +10,11 @@ import torch
 
 import dctps
 from dctps.methods.lottery import schedule
-from dctps.train import loop as train
+from dctps.train import Interrupted, fit
 from dctps.train import setup as prepare
-from dctps.train.loop import Interrupted, fit
+from dctps.train.images import RunBatches
+from dctps.train.loop import Trainer
+from dctps.train.processes import Processes
 from dctps.train.runs import Run, RunError
 from dctps.train.settings import Settings, run_id
 from helpers.marks import needs_digits
@@ -54,8 +56,8 @@ def test_the_methods_see_the_training_images_as_training_does(tmp_path, monkeypa
     monkeypatch.setattr(prepare, "prune", spy)
     fit(changed(CLASSICAL, method="snip"), runtime(tmp_path))
     dataset = dctps.data.load("digits")
-    group = train.Processes()
-    batches = prepare.Data.of(dataset, CLASSICAL, torch.device("cpu"), group).training
+    group = Processes()
+    batches = RunBatches.of(dataset, CLASSICAL, torch.device("cpu"), group).training
     expected = [*batches.epoch(0), *batches.epoch(1)][:30]
     assert len(batches) < 30
     assert all(
@@ -100,7 +102,7 @@ def test_rewiring_moves_weights_and_keeps_their_number(rewire, offset, tmp_path)
 
 def interrupted(settings: Settings, folder, step: int) -> None:
     """Train, but a signal arrives in this step."""
-    original = train.Trainer._step
+    original = Trainer._step
 
     def stop(self, *arguments):
         if self.progress.epoch * len(self.training) + self.progress.step == step:
@@ -108,7 +110,7 @@ def interrupted(settings: Settings, folder, step: int) -> None:
         return original(self, *arguments)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(train.Trainer, "_step", stop)
+        patch.setattr(Trainer, "_step", stop)
         with pytest.raises(Interrupted):
             fit(settings, runtime(folder))
 
@@ -197,7 +199,7 @@ def test_an_interrupted_round_goes_on(tmp_path):
 def test_late_rewinding_starts_from_the_dense_round(tmp_path):
     settings = changed(IMP, imp_rewind=5)
     seen = []
-    original = train.Trainer._step
+    original = Trainer._step
 
     def spy(self, *arguments):
         seen.append(
@@ -206,7 +208,7 @@ def test_late_rewinding_starts_from_the_dense_round(tmp_path):
         return original(self, *arguments)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(train.Trainer, "_step", spy)
+        patch.setattr(Trainer, "_step", spy)
         fit(settings, runtime(tmp_path))
     dense = next(own for number, step, own in seen if number == 0 and step == 5)  # as it was after five steps
     for number in (1, None):

@@ -95,7 +95,7 @@ DRIVER = """
             print(event.kind, event.cell.id, event.row.get("epoch", ""), flush=True)
 
     if __name__ == "__main__":
-        from dctps.train.loop import Interrupted
+        from dctps.train.signals import Interrupted
         cells = [Cell(from_json(settings)) for settings in json.loads(sys.argv[2])]
         try:
             outcome = sweep(cells, runtime(Path(sys.argv[1])), ENGINE, show)

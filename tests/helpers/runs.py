@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from dctps import data
-from dctps.train.loop import Trainer
+from dctps.train.loop import Surroundings, Trainer
 from dctps.train.processes import Processes
 from dctps.train.runs import Run
 from dctps.train.settings import Runtime, Settings, to_json
@@ -30,7 +30,8 @@ def alone(settings: Settings, folder: Path, group: Processes | None = None) -> T
     """A trainer in this process, not yet started."""
     device, dataset = torch.device("cpu"), data.load(settings.data)
     model, _ = prepare(settings, dataset, device)
-    return Trainer(settings, runtime(folder), Run.open(settings, folder), group or Processes(), device, dataset, model)
+    surroundings = Surroundings(runtime(folder), device, group or Processes(), dataset)
+    return Trainer(settings, surroundings, Run.open(settings, folder), model)
 
 
 def metrics(run: Run) -> list[dict]:

@@ -15,8 +15,8 @@ from dctps.cli.reproduce import reproduce
 from dctps.cli.sweep import run_sweep
 from dctps.cli.train import train
 from dctps.methods.pruning.prune import CollapseError
-from dctps.train.loop import Interrupted
 from dctps.train.runs import RunError
+from dctps.train.signals import Interrupted
 
 Command = Callable[[list[str]], object]
 

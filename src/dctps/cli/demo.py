@@ -15,7 +15,7 @@ from rich.table import Table
 
 from dctps.base.progress import counting_bar
 from dctps.base.words import percent
-from dctps.train.loop import fit
+from dctps.train.session import fit
 from dctps.train.settings import Runtime, Settings
 
 DENSITIES = (0.05, 0.01, 0.002)

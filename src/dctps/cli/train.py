@@ -8,7 +8,7 @@ from typing import Annotated
 import tyro
 
 from dctps.base.registry import lookup
-from dctps.train.loop import fit
+from dctps.train.session import fit
 from dctps.train.settings import PRESETS, Runtime, Settings, from_json
 
 

@@ -21,9 +21,9 @@ from typing import Any, Protocol
 from dctps.experiments.cells import Cell
 from dctps.experiments.perform import claimed, note_failure, perform
 from dctps.experiments.status import FAILED
-from dctps.train.loop import Interrupted
 from dctps.train.runs import Busy, RunError
 from dctps.train.settings import Runtime
+from dctps.train.signals import Interrupted
 
 STARTED, EPOCH, ENDED, BUSY, DIED = "started", "epoch", "ended", "busy", "died"
 PATIENCE = 60.0  # seconds that a worker has to save its state

@@ -18,9 +18,9 @@ from dctps.experiments.status import COLLAPSED, FAILED
 from dctps.experiments.tasks import TASKS
 from dctps.experiments.tasks.task import OnEpoch
 from dctps.methods.pruning.prune import CollapseError
-from dctps.train.loop import Interrupted
 from dctps.train.runs import Busy, Run, RunError
 from dctps.train.settings import Runtime, to_json
+from dctps.train.signals import Interrupted
 
 
 def perform(cell: Cell, runtime: Runtime, on_epoch: OnEpoch = lambda row: None) -> None:

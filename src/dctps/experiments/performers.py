@@ -19,10 +19,12 @@ from dctps.nn.jacobian import singular_values
 from dctps.nn.prunable import prunable
 from dctps.nn.report import report
 from dctps.ops import autotune
-from dctps.train.loop import choose_device, fit
+from dctps.train.devices import choose_device
+from dctps.train.images import load
 from dctps.train.runs import Run
+from dctps.train.session import fit
 from dctps.train.settings import Runtime, Settings
-from dctps.train.setup import load, prepare
+from dctps.train.setup import prepare
 
 JACOBIAN_IMAGES = 4  # test images whose Jacobian is taken
 

@@ -32,9 +32,9 @@ from dctps.experiments.cells import Cell
 from dctps.experiments.engines import BUSY, DIED, ENDED, PATIENCE, STARTED, Event
 from dctps.experiments.perform import claimed, is_over, note_failure, perform
 from dctps.experiments.status import FAILED
-from dctps.train.loop import Interrupted
 from dctps.train.runs import Busy, Run, RunError
 from dctps.train.settings import Runtime
+from dctps.train.signals import Interrupted
 
 Files = dict[str, bytes]
 SENT = ("best.safetensors", "metrics.jsonl", "failure.json", "result.json")  # in this order: the result seals a run

@@ -13,10 +13,9 @@ from dctps.experiments.engines import BUSY, Engine, Event
 from dctps.experiments.perform import is_over
 from dctps.experiments.results import Failure, failure_of
 from dctps.experiments.status import COLLAPSED, FAILED
-from dctps.train.loop import Interrupted
 from dctps.train.runs import Busy, Run, RunError
 from dctps.train.settings import Runtime
-from dctps.train.signals import Signals
+from dctps.train.signals import Interrupted, Signals
 
 POLL = 2.0  # seconds between looks at what another driver is doing
 

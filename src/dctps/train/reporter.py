@@ -5,13 +5,17 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import Progress, TaskID
+from torch import nn
 
 from dctps.base.progress import counting_bar
 from dctps.base.words import duration
+from dctps.nn.report import report
+from dctps.train.runs import Run, RunError
+from dctps.train.settings import Runtime, Settings, non_defaults
 
 
 class Reporter:
-    """Epoch, loss, accuracy, images per second and time left."""
+    """Says the epoch, loss, accuracy, images per second and time left."""
 
     def __init__(self, quiet: bool) -> None:
         self.console = Console(quiet=quiet, highlight=False)
@@ -20,10 +24,11 @@ class Reporter:
         self.task: TaskID | None = None
 
     def say(self, text: str) -> None:
+        """Print one line, or a table."""
         self.console.print(text, markup=False, soft_wrap=True)
 
     def start(self, epochs: int, steps: int, done: int) -> None:
-        """`epochs` of `steps` steps each, `done` steps of them in earlier sittings."""
+        """Begin a training of `epochs` epochs of `steps` steps each, of which `done` steps were done earlier."""
         self.epochs = epochs
         if self.live:
             self.bar = counting_bar(console=self.console)
@@ -31,12 +36,13 @@ class Reporter:
             self.task = self.bar.add_task("", total=epochs * steps, completed=done)
 
     def step(self, epoch: int, loss: float, accuracy: float, rate: float) -> None:
+        """Advance the live line by one step."""
         if self.bar is not None and self.task is not None:
             text = f"epoch {epoch + 1}/{self.epochs}  loss {loss:.4f}  accuracy {100 * accuracy:.1f} %"
             self.bar.update(self.task, advance=1, description=f"{text}  {rate:,.0f} images/s")
 
     def epoch(self, row: dict[str, Any], left: float) -> None:
-        """The line that stays when an epoch is over."""
+        """Print the line that stays when an epoch is over; `left` is the time left in seconds."""
         self.say(
             f"epoch {row['epoch'] + 1:>3}/{self.epochs}  loss {row['loss']:.4f}  train {100 * row['train']:.2f} %  "
             f"validation {100 * row['validation']:.2f} %  {row['images_per_second']:,.0f} images/s  "
@@ -44,6 +50,30 @@ class Reporter:
         )
 
     def stop(self) -> None:
+        """End the live line."""
         if self.bar is not None:
             self.bar.stop()
             self.bar = None
+
+
+def introduction(settings: Settings, model: nn.Module, pruning: dict[str, Any] | None) -> list[str]:
+    """What is trained: the settings that differ from their defaults, the sparse layers, and the cost of pruning."""
+    changed = ", ".join(f"{name}={value}" for name, value in non_defaults(settings).items())
+    lines, made = [f"settings: {changed or 'all defaults (paper-adam)'}"], report(model)
+    if made.layers or made.norms:
+        lines.append(str(made))
+    if pruning is not None:
+        passes = f"{pruning['forward_passes']} forward and {pruning['backward_passes']} backward passes"
+        lines.append(f"{settings.method} chose the weights: {passes} in {duration(pruning['seconds'])}")
+    return lines
+
+
+def tensorboard_writer(runtime: Runtime, run: Run) -> Any:
+    """The writer of TensorBoard events into the run folder; None if they are not asked for."""
+    if not runtime.tensorboard:
+        return None
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ModuleNotFoundError as error:
+        raise RunError("--tensorboard needs tensorboard; install it with: pip install 'dctps[tensorboard]'") from error
+    return SummaryWriter(str(run.folder / "tensorboard"))

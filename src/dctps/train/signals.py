@@ -5,14 +5,22 @@ import signal
 from types import FrameType
 
 
+class Interrupted(RuntimeError):  # noqa: N818
+    """A signal ended the work, whose state is saved; `code` is the exit code that tells which signal it was."""
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.code = code
+
+
 class Signals:
-    """Ctrl-C and SIGTERM wait for the end of a step; a second Ctrl-C does not."""
+    """Ctrl-C and SIGTERM wait for the end of a step; a second Ctrl-C does not wait."""
 
     def __init__(self) -> None:
         self.received: int | None = None
 
     def __enter__(self) -> "Signals":
-        with contextlib.suppress(ValueError):  # outside the main thread signals are not ours to take
+        with contextlib.suppress(ValueError):  # Python takes signals in the main thread only
             self.before = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)}
         return self
 

@@ -1,0 +1,115 @@
+"""`fit`: train a run, or go on where it stopped, together with the earlier runs that it builds on."""
+
+import contextlib
+import os
+from typing import Any
+
+import torch
+from torch import nn
+
+from dctps.base.machine import flushed_denormals, keep_memory
+from dctps.train.devices import choose_device
+from dctps.train.images import load
+from dctps.train.loop import OnEpoch, Surroundings, Trainer
+from dctps.train.lottery_rounds import LotteryRounds, State, first_step, keep_rewind_state
+from dctps.train.processes import processes
+from dctps.train.reporter import Reporter
+from dctps.train.result import Result, summary
+from dctps.train.runs import Busy, Run, RunError
+from dctps.train.settings import Runtime, Settings
+from dctps.train.setup import Cost, prepare
+
+
+def fit(
+    settings: Settings,
+    runtime: Runtime = Runtime(),  # noqa: B008
+    on_epoch: OnEpoch = lambda row: None,
+) -> Result:
+    """Train a network, or go on where it stopped; returns the result, which is also in the run folder.
+
+    A finished run is not trained again. `on_epoch` is called with the metrics of each epoch. `RunError` if the run
+    cannot start or go on; `Interrupted` if a signal ended it.
+    """
+    device = choose_device(runtime.device)
+    if runtime.threads is not None:
+        if runtime.threads < 1:
+            raise ValueError(f"threads must be at least 1, not {runtime.threads}")
+        torch.set_num_threads(runtime.threads)
+    if runtime.keep_memory and device.type == "cpu":
+        keep_memory()
+    finished = _finished_result(settings, runtime)
+    if finished is not None:
+        return finished
+    with torch.random.fork_rng(), flushed_denormals(), processes(device) as group:
+        return Session(Surroundings(runtime, device, group, load(settings, runtime.data_root))).fit(settings, on_epoch)
+
+
+def _finished_result(settings: Settings, runtime: Runtime) -> Result | None:
+    """The result of a finished run, which is also said; None if the run is not finished."""
+    run = Run.at(settings, runtime.runs)
+    result = run.finished()
+    if result is not None:
+        quiet = runtime.quiet or os.environ.get("RANK", "0") != "0"
+        Reporter(quiet).say(f"{run.folder} is finished: {summary(result)}")
+    return result
+
+
+class Session:
+    """Trains a run, and before it the rounds of lottery tickets that it asks for."""
+
+    def __init__(self, surroundings: Surroundings) -> None:
+        self.surroundings, self.runs = surroundings, surroundings.runtime.runs
+        self.rounds = LotteryRounds(self.fit, self._rebuild, self.runs)
+
+    def fit(self, settings: Settings, on_epoch: OnEpoch = lambda row: None) -> Result:
+        """Train a run, or go on where it stopped."""
+        finished = _finished_result(settings, self.surroundings.runtime)
+        if finished is not None:
+            return finished
+        with contextlib.ExitStack() as locks:
+            trainer = self._trainer(settings, locks)
+            trainer.on_epoch = on_epoch
+            return trainer.train()
+
+    def _trainer(self, settings: Settings, locks: contextlib.ExitStack) -> Trainer:
+        """The trainer of a run at the place where it begins or goes on, in a folder that nobody else trains in."""
+        run = Run.at(settings, self.runs)
+        exists = run.folder.exists()
+        if exists:  # nobody else may write the state that is read now
+            self._occupy(settings, locks)
+        saved = run.load_state()
+        model, cost = self._prepare(settings, saved)  # whatever is wrong is found before a folder is made
+        if not exists:
+            self._occupy(settings, locks, is_new=True)
+        trainer = Trainer(settings, self.surroundings, run, model, cost)
+        trainer.start_at(first_step(settings, trainer.steps))
+        if self.surroundings.group.first:
+            trainer.after_step = keep_rewind_state(settings, run, model)
+        if saved is not None:
+            trainer.restore(saved)
+        return trainer
+
+    def _occupy(self, settings: Settings, locks: contextlib.ExitStack, is_new: bool = False) -> None:
+        """Open the folder of a run and lock it, once for all processes of this training."""
+        run = Run.open(settings, self.runs)
+        if self.surroundings.group.first:
+            locks.enter_context(run.locked())
+            if is_new and run.last.exists():
+                raise Busy(
+                    f"another process has trained in {run.folder} meanwhile; the same command goes on from there"
+                )
+
+    def _prepare(self, settings: Settings, saved: dict[str, Any] | None) -> tuple[nn.Module, Cost | None]:
+        s = self.surroundings
+        try:
+            state = None if saved is None else saved["model"]
+            return prepare(settings, s.dataset, s.device, s.group, saved=state, rounds=self.rounds)
+        except KeyError as error:
+            folder = Run.at(settings, self.runs).folder
+            raise RunError(f"{folder} holds a checkpoint that does not fit this run: {error} is missing") from error
+
+    def _rebuild(self, settings: Settings, state: State) -> nn.Module:
+        """The network of another run with a state that it had there."""
+        model, _ = self._prepare(settings, {"model": state})
+        model.load_state_dict(state)
+        return model
