@@ -1,1 +1,1 @@
-"""What is drawn from results: figures, tables, and the page of a folder of runs."""
+"""Figures, tables, and the page of a folder of runs, all drawn from results."""

@@ -1,1 +1,1 @@
-"""Figures and tables of the experiments, drawn from the rows of a CSV file."""
+"""Figures and tables of the experiments, drawn from the rows of a sheet."""

@@ -76,7 +76,8 @@ def training_words(rows: Sequence[SheetRow]) -> str:
         width = "" if row.width is None else f", width {row.width}"
         return f"{row.epochs} epochs{images}{width}"
 
-    return f"{rows[0].scale} scale: {_for_panels({p: words(own[0]) for p, own in by_panel(rows).items()})}"
+    said = {panel: words(group[0]) for panel, group in by_panel(rows).items()}
+    return f"{rows[0].scale} scale: {_for_panels(said)}"
 
 
 def initial_words(rows: Sequence[SheetRow]) -> str:

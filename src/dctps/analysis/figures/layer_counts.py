@@ -45,7 +45,7 @@ def _draw_page(rows: Sequence[LayerRow]) -> Any:
             _draw_panel(axes, [row for row in group if row.line == method], colours)
             axes.set_title(_panel_title(group, method, len(networks), len(panels)))
         for name, group in networks.items():
-            _set_y_axis([axes for axes, (own, _) in zip(grid, panels, strict=True) if own[0].panel == name], group)
+            _set_y_axis([axes for axes, (shown, _) in zip(grid, panels, strict=True) if shown[0].panel == name], group)
         words = captions.joined(captions.initial_words(rows), captions.missing_words(rows))
         layout.finish(figure, _page_title(rows, len(networks)), words, _handles(grid, colours))
     return figure

@@ -1,7 +1,7 @@
-"""What the files of runs do not say, computed once for each network: bytes without BatchNorm, multiply-adds.
+"""Numbers that the files of runs do not hold, computed once for each network: bytes without BatchNorm, multiply-adds.
 
-Only networks of `dctps.models` are built. One of a user's own would have to be imported by a name that stands in a
-file, and reading a report must not run whatever a file names.
+Only networks of `dctps.models` are built. To build a user's network, code would have to be imported by a name that
+stands in a file, and a report must not run whatever a file names.
 """
 
 import functools
@@ -29,8 +29,8 @@ BYTES_TIP = (
     "counted; positions that follow from the seed take no bytes, others about log2(1 / density) + 2 bits each."
 )
 OPS_TIP = (
-    "Multiply-adds of one forward pass of one image, as this library performs it (dctps.count_ops), of one run for "
-    "each network, density and method. Empty for networks of your own and for projections."
+    "Multiply-adds of one forward pass of one image, as this library performs it (dctps.count_ops), counted in one run "
+    "of each network, density and method. Empty for networks of your own and for projections."
 )
 
 
@@ -38,26 +38,26 @@ OPS_TIP = (
 
 
 def weight_bytes(row: Row) -> int | None:
-    """Of the values and alphas of a trained network, as its file holds them."""
-    got = number(row.content, "weights", "got")
-    layers = _alphas(row.settings)
-    return None if got is None or layers is None else FLOAT * int(got) + ALPHA * layers
+    """Return the bytes that values and alphas of a trained network take in its file, or None if not known."""
+    weights, alphas = number(row.content, "weights", "got"), _alpha_count(row.settings)
+    return None if weights is None or alphas is None else FLOAT * int(weights) + ALPHA * alphas
 
 
-def _alphas(settings: Settings) -> int | None:
-    """How many layers have one; None if that cannot be known."""
+def _alpha_count(settings: Settings) -> int | None:
+    """Return the number of layers that have an alpha, or None if the network cannot be built."""
     sparse = settings.density is not None and settings.projection is None
     if not sparse or settings.offset is None:
         return 0
-    return _layers(settings.model, settings.width, settings.hidden)
+    return _layer_count(settings.model, settings.width, settings.hidden)
 
 
 @functools.cache
-def _layers(model: str, width: int | None, hidden: int | None) -> int | None:
+def _layer_count(model: str, width: int | None, hidden: int | None) -> int | None:
+    """Return the number of prunable layers, or None for a user's network, an unknown setting or an absurd width."""
     try:
         with torch.device("meta"):
             return len(prunable(_build(model, width, hidden, 10, 3)))
-    except (ValueError, TypeError, RuntimeError):  # a network of a user's own, of another version, or far too wide
+    except (ValueError, TypeError, RuntimeError):
         return None
 
 
@@ -70,23 +70,25 @@ def _build(model: str, width: int | None, hidden: int | None, classes: int, chan
 
 
 def operations(rows: Iterable[Row]) -> list[int | None]:
-    """Of each row, from the file of the first run that is like it."""
+    """Return the multiply-adds of each row, which are counted once for runs of the same kind."""
     known: dict[tuple[Any, ...], int | None] = {}
-    found = []
+    counts = []
     for row in rows:
-        alike = _alike(row.settings)
-        if row.status == DONE and known.get(alike) is None:
-            known[alike] = _operations(row)
-        found.append(known[alike] if row.status == DONE else None)
-    return found
+        kind = _kind(row.settings)
+        if row.status == DONE and known.get(kind) is None:
+            known[kind] = _count_operations(row)
+        counts.append(known[kind] if row.status == DONE else None)
+    return counts
 
 
-def _alike(s: Settings) -> tuple[Any, ...]:
+def _kind(s: Settings) -> tuple[Any, ...]:
+    """Return the settings that multiply-adds depend on."""
     support = s.allocation if s.method is None else s.method
     return s.model, s.width, s.hidden, s.data, s.density, s.offset, support, s.rewire, s.projection, s.imp_round
 
 
-def _operations(row: Row) -> int | None:
+def _count_operations(row: Row) -> int | None:
+    """Count the multiply-adds of a run, or return None if its network cannot be built or loaded."""
     s = row.settings
     if s.data not in DATASETS or s.model not in models.MODELS or s.projection is not None:
         return None
@@ -98,5 +100,5 @@ def _operations(row: Row) -> int | None:
                 warnings.simplefilter("ignore")
                 load(row.folder / "best.safetensors", net)
         return count_ops(net, info.image_shape).performed
-    except (ValueError, TypeError, RuntimeError, OSError):  # a file that does not fit has no such number
+    except (ValueError, TypeError, RuntimeError, OSError):  # the file is missing, or not of this network
         return None

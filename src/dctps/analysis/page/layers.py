@@ -1,4 +1,4 @@
-"""Before the first step: weights per layer (task counts) and spectra of the Jacobian (task jacobian), by density."""
+"""Networks before their first step: weights per layer (task counts), spectra of the Jacobian (task jacobian)."""
 
 import statistics
 from collections import defaultdict
@@ -15,28 +15,29 @@ Line = dict[str, Any]
 
 
 def count_panels(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """A line for each method: its weights in each layer, a mean over seeds."""
+    """Return panels with a line for each method: the mean of its weights in each layer over seeds."""
     return _panels(rows, _counts)
 
 
 def spectrum_panels(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """A line for each method: its singular values, the geometric mean over images and seeds, and their range."""
+    """Return panels with a line for each method: means (geometric) and ranges of its singular values over images."""
     return _panels(rows, _spectrum)
 
 
 def _panels(rows: Sequence[Row], line: Callable[[Sequence[Row]], Line]) -> list[dict[str, Any]]:
     groups = by_panel(rows)
-    made = []
+    panels = []
     for title, members in zip(titles(list(groups), trained=False), groups.values(), strict=True):
         by_density = defaultdict[float | None, list[Row]](list)
         for row in members:
             by_density[row.settings.density].append(row)
         ordered = sorted(by_density.items(), key=lambda item: -(item[0] or 2.0))  # the dense network first
-        made.append({"title": title, "densities": [_density(d, own, line) for d, own in ordered]})
-    return made
+        panels.append({"title": title, "densities": [_density(d, group, line) for d, group in ordered]})
+    return panels
 
 
 def _density(density: float | None, rows: Sequence[Row], line: Callable[[Sequence[Row]], Line]) -> dict[str, Any]:
+    """Return the lines of a panel at a density, and in words what is missing from them."""
     lines, missing = [], []
     for name, members in by_line(rows).items():
         done = [row for row in members if row.status == DONE]
@@ -71,5 +72,5 @@ def _spectrum(rows: Sequence[Row]) -> Line:
 
 
 def _geometric_mean(values: Sequence[float]) -> float:
-    """0 if any value is: a direction in which nothing gets through for one of the images."""
+    """Return the geometric mean, which is zero if any value is."""
     return statistics.geometric_mean(values) if min(values) > 0 else 0.0

@@ -1,7 +1,8 @@
-"""Accuracy against density: runs sorted into panels, lines of a method, and points that are means over seeds.
+"""Accuracy against density: panels of runs, lines of a method, and points that are means over seeds.
 
-A panel is all that is not the method, the density or the seed. A mean is taken only over runs that differ in nothing
-but the seed: where two runs of one method were carried out in different ways, their lines have different names.
+Runs of one panel share all settings except the method, the density and the seed. A mean is taken only over runs that
+differ in the seed alone: where two runs of one method were carried out in different ways, their lines have different
+names.
 """
 
 import dataclasses
@@ -25,7 +26,7 @@ OF_REWIRING = ("rewire_every", "rewire_until", "drop_fraction")
 _OF_METHOD = {"offset", "allocation", "method", "imp_round", "rewire", "projection", "norm_density", "alpha"}
 _OF_METHOD |= {"train_alpha", "alpha_lr", *OF_PRUNING, *OF_REWIRING}
 FIELDS = tuple(f.name for f in dataclasses.fields(Settings) if f.name not in _OF_METHOD | {"density", "seed"})
-_TITLED = ("model", "data", "width", "hidden", "images", "epochs")  # these are in every title, where they are set
+_TITLED = ("model", "data", "width", "hidden", "images", "epochs")  # every title has these, if they are set
 Key = tuple[Any, ...]
 
 
@@ -33,7 +34,10 @@ Key = tuple[Any, ...]
 
 
 def key(settings: Settings) -> Key:
-    """What a panel shares. The paper trains DCTpS with SGD at a rate of its own, beside the others at theirs."""
+    """Return the settings that all runs of a panel share.
+
+    The paper trains DCTpS with SGD at another learning rate than the other methods, in the same panel.
+    """
     values = [getattr(settings, name) for name in FIELDS]
     if has_own_rate(settings):
         values[FIELDS.index("lr")] = SGD.lr
@@ -41,12 +45,13 @@ def key(settings: Settings) -> Key:
 
 
 def has_own_rate(settings: Settings) -> bool:
+    """Return whether a run has the learning rate that the paper gives to DCTpS with SGD."""
     sparse = settings.density is not None and settings.offset is not None and settings.projection is None
     return sparse and settings.optimizer == "sgd" and settings.lr == SGD_DCTPS_LR
 
 
 def by_panel(rows: Iterable[Row]) -> dict[Key, list[Row]]:
-    """Sorted by network and data set."""
+    """Group the runs by panel, sorted by network and data set."""
     groups = defaultdict[Key, list[Row]](list)
     for row in rows:
         groups[key(row.settings)].append(row)
@@ -54,24 +59,26 @@ def by_panel(rows: Iterable[Row]) -> dict[Key, list[Row]]:
 
 
 def _sortable(value: Any) -> tuple[bool, str, Any]:
-    """Settings of different types side by side: None comes first."""
+    """Return a key that sorts settings of different types; None comes first."""
     return value is not None, type(value).__name__, 0 if value is None else value
 
 
 def titles(keys: Sequence[Key], trained: bool = True) -> list[str]:
-    """Network, data set, and whatever else tells the panels apart.
+    """Return the title of each panel: network, data set, and whatever else tells the panels apart.
 
-    trained: whether the epochs matter.
+    trained: whether the title has the number of epochs.
     """
     names = _varying(keys)
     return [", ".join(_shown(dict(zip(FIELDS, one, strict=True)), names, trained)) for one in keys]
 
 
 def _varying(keys: Sequence[Key]) -> list[str]:
+    """Return the names of the settings that differ between panels and are not in every title."""
     return [name for i, name in enumerate(FIELDS) if len({one[i] for one in keys}) > 1 and name not in _TITLED]
 
 
 def _shown(values: dict[str, Any], varying: Sequence[str], trained: bool) -> Iterable[str]:
+    """Yield the parts of a panel's title."""
     yield network_title(values["model"])
     yield data_title(values["data"])
     for name in ("width", "hidden"):
@@ -89,7 +96,7 @@ def _word(value: Any) -> str:
 
 
 def details(panel: Key, keys: Sequence[Key]) -> str:
-    """The settings of a panel that are not in its title and differ from their defaults."""
+    """Return the settings of a panel that are not in its title and differ from their defaults."""
     titled, defaults = {*_TITLED, *_varying(keys)}, Settings()
     pairs = [(name, value) for name, value in zip(FIELDS, panel, strict=True) if name not in titled]
     return ", ".join(f"{name} {_word(value)}" for name, value in pairs if value != getattr(defaults, name))
@@ -98,8 +105,8 @@ def details(panel: Key, keys: Sequence[Key]) -> str:
 # --- lines ----------------------------------------------------------------------------------------------------------
 
 
-def carried_out(settings: Settings) -> dict[str, Any]:
-    """The settings of a method that its name does not tell, as far as they have an effect."""
+def unnamed_settings(settings: Settings) -> dict[str, Any]:
+    """Return the settings of a method that its name does not tell, as far as they have an effect."""
     if settings.density is None:
         return {}
     names = [*(OF_PRUNING if settings.method else ()), *(OF_REWIRING if settings.rewire else ())]
@@ -108,14 +115,14 @@ def carried_out(settings: Settings) -> dict[str, Any]:
 
 
 def by_line(rows: Iterable[Row]) -> dict[str, list[Row]]:
-    """The runs of each method, by a name that is as long as it has to be."""
+    """Group the runs by method, under names that are as long as they must be to tell them apart."""
     groups = defaultdict[str, list[Row]](list)
     for row in rows:
-        own = f", lr {row.settings.lr:g}" if has_own_rate(row.settings) else ""
-        groups[method_name(row.settings) + own].append(row)
+        rate = f", lr {row.settings.lr:g}" if has_own_rate(row.settings) else ""
+        groups[method_name(row.settings) + rate].append(row)
     lines = defaultdict[str, list[Row]](list)
     for name, members in groups.items():
-        ways = [carried_out(row.settings) for row in members]
+        ways = [unnamed_settings(row.settings) for row in members]
         varying = [n for n in ways[0] if len({way.get(n) for way in ways}) > 1]
         for row, way in zip(members, ways, strict=True):
             lines[", ".join([name, *(f"{n} {_word(way.get(n))}" for n in varying)])].append(row)
@@ -126,7 +133,7 @@ def by_line(rows: Iterable[Row]) -> dict[str, list[Row]]:
 
 
 def accuracy_panels(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """What the page draws; `rows` are trainings."""
+    """Return what the page draws of trainings, panel by panel."""
     drawn = [row for row in rows if row.settings.imp_round is None]
     groups = by_panel(drawn)
     keys = list(groups)
@@ -147,7 +154,7 @@ def _panel(panel: Key, rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def _points(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """One for each density; that of the dense network is None."""
+    """Return a point for each density; the density of the dense network is None."""
     groups = defaultdict[float | None, list[Row]](list)
     for row in rows:
         groups[row.settings.density].append(row)
@@ -156,11 +163,12 @@ def _points(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def _one_per_seed(rows: Iterable[Row]) -> list[Row]:
-    """Runs of one line, density and seed differ in settings without effect alone: they are one observation."""
+    """Return one run for each seed: runs of one line, density and seed differ only in settings without effect."""
     return list({(row.settings.seed, row.status): row for row in rows}.values())
 
 
 def _point(rows: Sequence[Row]) -> dict[str, Any]:
+    """Return the means over the runs of a point, and how many of them collapsed or failed."""
     done = [row for row in rows if row.status == DONE]
     weights = over_seeds(number(row.content, "weights", "got") for row in done)
     point: dict[str, Any] = {"n": len(done), "weights": rounded(weights.mean)}

@@ -1,4 +1,4 @@
-"""The table of all runs, as columns: numbers as they are, words by their number in a list of the different ones."""
+"""The table of all runs, column by column. A column of words is a list of the different words and their indices."""
 
 import dataclasses
 import json
@@ -19,12 +19,12 @@ _IN_COLUMNS = {"model", "data", "density", "seed"}
 
 @dataclasses.dataclass(frozen=True)
 class Column:
-    """A column of the table; `kind` says how the page writes its values, "text" or a kind of number."""
+    """A column of the table."""
 
     name: str
-    kind: str
+    kind: str  # how the page writes the values: "text" or a kind of number
     value: Callable[[Row], Any]
-    tip: str = ""
+    tip: str = ""  # what the values mean
     filtered: bool = False  # whether the page offers a choice among its values
 
 
@@ -32,25 +32,35 @@ COLUMNS = (
     Column("method", "text", lambda row: method_name(row.settings), filtered=True),
     Column("network", "text", lambda row: row.settings.model, filtered=True),
     Column("data", "text", lambda row: row.settings.data, filtered=True),
-    Column("density", "percent", lambda row: row.settings.density, "Fraction of the weights that train, as asked for."),
+    Column("density", "percent", lambda row: row.settings.density, "Fraction of the weights that was asked to train."),
     Column("seed", "integer", lambda row: row.settings.seed),
     Column("status", "text", lambda row: row.status, filtered=True),
     Column(
-        "test", "accuracy", lambda row: _percent(row, "test"), "Test accuracy at the epoch of the best validation one."
+        "test",
+        "accuracy",
+        lambda row: _percent(row, "test"),
+        "Test accuracy at the epoch with the best validation accuracy.",
     ),
     Column("validation", "accuracy", lambda row: _percent(row, "validation"), "Best validation accuracy."),
     Column(
         "weights",
         "integer",
         lambda row: number(row.content, "weights", "got"),
-        "Weights that train; of a dense network all that are matrices.",
+        "Number of weights that train; in a dense network all weights of linear layers and convolutions.",
     ),
     Column("file bytes", "integer", lambda row: number(row.content, "bytes", "file"), "Size of best.safetensors."),
     Column("without BatchNorm", "integer", lambda row: weight_bytes(row) if row.task == TRAIN else None, BYTES_TIP),
-    Column("seconds", "seconds", lambda row: number(row.content, "seconds"), "Of training, in all sittings."),
+    Column(
+        "seconds",
+        "seconds",
+        lambda row: number(row.content, "seconds"),
+        "Seconds of training, in all sittings together.",
+    ),
     Column("task", "text", lambda row: row.task, "Only trainings have an accuracy.", filtered=True),
-    Column("commit", "text", lambda row: str(row.content.get("commit") or ""), "Of the source that made the run."),
-    Column("other settings", "text", lambda row: _other(row), "Those that differ from their defaults."),
+    Column(
+        "commit", "text", lambda row: str(row.content.get("commit") or ""), "Commit of the source that made the run."
+    ),
+    Column("other settings", "text", lambda row: _other(row), "Settings that differ from their defaults."),
 )
 
 
@@ -60,13 +70,13 @@ def _percent(row: Row, kind: str) -> float | None:
 
 
 def _other(row: Row) -> str:
-    """Strings as they are; what is no string as JSON has it."""
+    """Return the settings that have no column and differ from their defaults."""
     pairs = [(name, value) for name, value in non_defaults(row.settings).items() if name not in _IN_COLUMNS]
     return ", ".join(f"{name} {value if isinstance(value, str) else json.dumps(value)}" for name, value in pairs)
 
 
 def in_order(rows: Iterable[Row]) -> list[Row]:
-    """The rows as the table shows them at first: by network and data, method, density, seed."""
+    """Return the rows as the table shows them first: by network, data set, method, density and seed."""
 
     def place(row: Row) -> tuple[Any, ...]:
         s = row.settings
@@ -76,15 +86,15 @@ def in_order(rows: Iterable[Row]) -> list[Row]:
 
 
 def table(rows: Sequence[Row], ops: bool = False) -> list[dict[str, Any]]:
-    """The columns. That of the tasks is left out where all are trainings."""
+    """Return the columns of the table, without the tasks if all are trainings, with multiply-adds if asked for."""
     all_trained = all(row.task == TRAIN for row in rows)
     columns = [c for c in COLUMNS if not (c.name == "task" and all_trained)]
-    made = [_encoded(column, [column.value(row) for row in rows]) for column in columns]
+    encoded = [_encoded(column, [column.value(row) for row in rows]) for column in columns]
     if ops:
         extra = Column("multiply-adds", "integer", lambda row: None, OPS_TIP)
         place = [column.name for column in columns].index("seconds")
-        made.insert(place, _encoded(extra, operations(rows)))
-    return made
+        encoded.insert(place, _encoded(extra, operations(rows)))
+    return encoded
 
 
 def _encoded(column: Column, values: Sequence[Any]) -> dict[str, Any]:

@@ -254,13 +254,13 @@ const runName = (row) => {
 const CURVE_TITLES = { validation: "validation accuracy (%)", train: "training accuracy (%)", loss: "training loss" };
 // A curve has the look of its method, unless another run has it already.
 const curveLooks = () => {
-  const own = shown.map((row, i) => {
+  const ofMethod = shown.map((row, i) => {
     const method = word("method", row), first = shown.findIndex((other) => word("method", other) === method) === i;
     return first && Object.hasOwn(data.looks, method) ? data.looks[method] : undefined;
   });
-  const taken = new Set(own.filter(Boolean).map(String)), free = data.spare.filter((one) => !taken.has(String(one)));
+  const taken = new Set(ofMethod.filter(Boolean).map(String)), free = data.spare.filter((one) => !taken.has(String(one)));
   let next = 0;
-  return own.map((one) => asLook(one ?? free[next++ % free.length]));
+  return ofMethod.map((one) => asLook(one ?? free[next++ % free.length]));
 };
 const curveTrace = (row, { colour, marker, dash }, kind) => {
   const curve = data.curves[row], scale = kind === "loss" ? 1 : 100;
