@@ -227,8 +227,8 @@ def test_plans_follow_the_positions_and_die_with_them():
     layer, x = DpsLinear(60, 50, density=0.1, backend="torch", offset=None), torch.randn(2, 60)
     layer(x)
     assert layer.positions in sparse._derived
-    first = sparse.plan(layer.positions, layer.geometry)
-    assert sparse.plan(layer.positions, layer.geometry)[0] is first[0]
+    first = sparse.taps_of(layer.positions, layer.geometry)
+    assert sparse.taps_of(layer.positions, layer.geometry)[0] is first[0]
     layer.positions.copy_(Support.sample((50, 60), layer.nnz, seed=9).positions)
     assert_close(layer(x), x @ layer.dense_weight().T + layer.bias)
     positions = weakref.ref(layer.positions)

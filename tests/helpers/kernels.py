@@ -57,7 +57,7 @@ class Case:
         y = self.as_output(
             torch.full((len(self.x), self.geometry.filters, *self.output()), math.nan, dtype=self.x.dtype)
         )
-        with mock.patch.object(native_routes, "output_like", return_value=y):
+        with mock.patch.object(native_routes, "empty_output", return_value=y):
             return self.route(y).forward(self.x, self.values, self.positions, self.alpha)
 
     def route(self, other):

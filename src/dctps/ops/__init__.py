@@ -1,1 +1,1 @@
-"""y = (alpha D + S) x and its gradients: the routes by which a layer computes, and how one is chosen."""
+"""The computation of y = (alpha D + S) x and its gradients: the routes of a layer, and how one is chosen."""

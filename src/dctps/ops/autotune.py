@@ -32,7 +32,7 @@ from dctps.base.machine import cpu
 from dctps.core.geometry import Geometry
 from dctps.core.offsets import Offset, PatchOffset
 from dctps.ops import functional, native
-from dctps.ops.weight import offset_by_name, transformed
+from dctps.ops.weight import offset_by_name, torch_func_is_active
 
 # the measurement
 FIRST_IMAGES = 16  # images of a batch that are measured first
@@ -107,7 +107,7 @@ def backend_by_rule(geometry: Geometry, nnz: int, device: str = "cpu") -> str:
 
 
 def _can_measure(x: Tensor, offset: Offset | None, geometry: Geometry) -> bool:
-    if torch.compiler.is_compiling() or isinstance(x, FakeTensor) or transformed():
+    if torch.compiler.is_compiling() or isinstance(x, FakeTensor) or torch_func_is_active():
         return False
     if _get_current_dispatch_mode() is not None:  # a mode that counts operations would count the measurement, too
         return False

@@ -1,14 +1,16 @@
-"""y = (alpha D + S) x + bias for linear layers and convolutions, by several backends.
+"""The computation y = (alpha D + S) x + bias for linear layers and convolutions, by one of several backends.
 
-`dense` builds W and calls torch's own operator; only the gradient at the support leaves the layer.
-`torch` never builds W: it saves x and nothing else for the backward pass, and S and its gradient are O(nnz) numbers.
-`native` is the same computation by the kernels of `dctps.ops.native`, on CPUs.
+`dense` builds W and calls torch's own operator. Of the gradient of W, only the entries at the support leave the layer.
+`torch` never builds W. It saves x alone for the backward pass, and S and its gradient take O(nnz) memory.
+`native` computes the same by the kernels of `dctps.ops.native`, on CPUs.
 
-`routes.py` decides how each of them computes. A user's own `Offset` object has no name by which an operator could know
-it; D x is composed from its own `apply` and `matrix`, which must be differentiable.
+`routes.py` decides how each of them computes. Operators of torch.library know an offset by its name, which an offset of
+a user's own class does not have. D x is then computed by the methods `apply` and `matrix` of that class, which must be
+differentiable.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,10 +19,9 @@ from dctps.base.registry import lookup
 from dctps.core.geometry import Geometry
 from dctps.core.offsets import Offset
 from dctps.ops import native, operators, routes
-from dctps.ops.native.routes import SparseRoute
 from dctps.ops.route import layout_of
 from dctps.ops.torch_routes import DenseRoute, TorchRoute
-from dctps.ops.weight import name_of, transformed
+from dctps.ops.weight import name_of, torch_func_is_active
 
 
 def multiply(
@@ -33,13 +34,13 @@ def multiply(
     geometry: Geometry,
     backend: str,
 ) -> Tensor:  # (batch, filters, *output)
-    """(alpha D + S) x + bias; under autocast in its type, as torch's own layers."""
+    """Return (alpha D + S) x + bias; under autocast it is computed in autocast's type, as in torch's own layers."""
     run = lookup(BACKENDS, backend, "backend")
     if torch.is_autocast_enabled(x.device.type) and x.is_floating_point() and x.dtype != torch.float64:
         x = x.to(torch.get_autocast_dtype(x.device.type))
     elif x.dtype != values.dtype:
-        raise ValueError(f"the input is {x.dtype}, the layer {values.dtype}; convert one of them with .to()")
-    if transformed():
+        raise ValueError(f"the input is {x.dtype}, but the layer {values.dtype}; convert one of them with .to()")
+    if torch_func_is_active():
         run = _dense
     return run(x, values, positions, alpha, bias, offset, geometry)
 
@@ -56,18 +57,10 @@ def _dense(
     return DenseRoute(offset, geometry).forward(x, values, positions, alpha, bias)
 
 
-def _native(
-    x: Tensor,
-    values: Tensor,
-    positions: Tensor,
-    alpha: Tensor | None,
-    bias: Tensor | None,
-    offset: Offset | None,
-    geometry: Geometry,
-) -> Tensor:
+def _native(x: Tensor, *layer: Any) -> Tensor:
     if x.device.type != "cpu":
-        raise ValueError(f"backend='native' runs on CPUs, the input is on {x.device}; use backend='torch' or 'auto'")
-    return _without_weight(x, values, positions, alpha, bias, offset, geometry, "native")
+        raise ValueError(f"backend='native' runs on CPUs, but x is on {x.device}; use backend='torch' or 'auto'")
+    return _without_weight(x, *layer, backend="native")
 
 
 def _without_weight(
@@ -78,32 +71,31 @@ def _without_weight(
     bias: Tensor | None,
     offset: Offset | None,
     geometry: Geometry,
+    *,
     backend: str = "torch",
 ) -> Tensor:
     name, named = name_of(offset, alpha)
     y: Tensor = operators.multiply(x, values, positions, named, name, geometry.pack(), backend == "native")
     if offset is not None and alpha is not None and named is None:  # an offset of a user's own class
         route = routes.choose(offset, geometry, layout_of(x), backend, values.numel())
-        assert isinstance(route, TorchRoute | SparseRoute)
+        assert isinstance(route, TorchRoute)
         assert route.product is not None
         y = y + alpha.to(y.dtype) * route.product.forward(x)
     return y if bias is None else y + bias.to(y.dtype).view(-1, *(1 for _ in geometry.kernel))
 
 
 BACKENDS: dict[str, Callable[..., Tensor]] = {"dense": _dense, "torch": _without_weight, "native": _native}
-
-
-AUTO = "auto"
+AUTO = "auto"  # the backend that `autotune.choose` replaces by one of these
 
 
 def check_backend(backend: str) -> None:
-    """ValueError unless it is the name of a backend that is there, or `auto`."""
+    """Raise ValueError unless this is `auto` or the name of a backend that works in this installation."""
     if backend != AUTO:
         lookup(BACKENDS, backend, f"backend (or {AUTO!r})")
     if backend == "native" and native.kernels is None:
-        raise ValueError(f"backend='native': {native.WHY_NOT}; backend='auto' works without them")
+        raise ValueError(f"backend='native' cannot be used: {native.WHY_NOT}; backend='auto' works without them")
 
 
 def backends() -> list[str]:
-    """The names of the backends that are there."""
+    """Return the names of the backends that work in this installation."""
     return [name for name in BACKENDS if name != "native" or native.kernels is not None]

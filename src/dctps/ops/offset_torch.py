@@ -1,10 +1,10 @@
-"""D x and D' y for products and convolutions by torch's operators, without D: four ways.
+"""The products D x and D' y by torch's operators, for linear layers and convolutions: four classes.
 
-transform  linear and 1x1 layers: the fast transform along the channels.
-separable  D[k, (c, t)] = sum_r left[r, k, c] right[r, k, t]: pointwise convolutions, then depthwise ones, and a sum.
-           Where the pointwise matrix has low numerical rank it is applied as two thin factors.
-direct     the filters themselves, stored: for short patches, and for many groups.
-patches    the definition: every patch is laid out and transformed; for signs per position and users' own offsets.
+transform  applies the fast transform along the channels, in linear and 1x1 layers.
+separable  uses D[k, (c, t)] = sum_r left[r, k, c] right[r, k, t]: pointwise convolutions, then depthwise ones, then a
+           sum. Where the pointwise matrix has low numerical rank, it is applied as two thin factors.
+direct     stores D and convolves with it, for short patches and for many groups.
+patches    lays out every patch and transforms it, which is the definition; for signs per position and users' offsets.
 
 `routes.py` decides which of them serves a layer.
 """
@@ -21,31 +21,38 @@ from dctps.base.cache import Cache
 from dctps.core.complexity import transform_operations
 from dctps.core.geometry import Geometry, convolve, convolve_adjoint
 from dctps.core.offsets import Offset, PatchOffset
-from dctps.ops.route import count_outputs, count_pixels
-from dctps.ops.separable import factors_of, last_stage, pixels_first, pointwise_stage, repeat_terms, sum_terms
+from dctps.ops.route import count_dense, count_outputs, count_pixels
+from dctps.ops.separable import (
+    channels_innermost,
+    depthwise_geometry,
+    factors_of,
+    pointwise_geometry,
+    repeat_terms,
+    sum_terms,
+)
 
-SCRATCH = 1 << 22  # elements of a temporary tensor: a batch is worked through in slices that keep to this size
-_stored = Cache(limit=1 << 29)  # small dense offsets, shared between layers of one shape
+SCRATCH = 1 << 22  # elements of a temporary tensor, which the slices of a batch do not exceed
+_stored = Cache(limit=1 << 29)  # offsets as dense tensors, up to this many bytes, shared by layers of one shape
 
 
 @dataclasses.dataclass(frozen=True)
 class OffsetProduct:
-    """D x, its adjoint and its cost, for the layers of one geometry."""
+    """A method to compute D x, with its adjoint and its cost, for the layers of one geometry."""
 
     offset: Offset
     geometry: Geometry
     name: ClassVar[str]
 
     def forward(self, x: Tensor) -> Tensor:
-        """D x: (batch, channels, *spatial) -> (batch, filters, *output)."""
+        """Return D x; it maps (batch, channels, *spatial) to (batch, filters, *output)."""
         raise NotImplementedError
 
     def adjoint(self, y: Tensor, spatial: tuple[int, ...]) -> Tensor:
-        """D' y: (batch, filters, *output) -> (batch, channels, *spatial)."""
+        """Return D' y; it maps (batch, filters, *output) to (batch, channels, *spatial)."""
         raise NotImplementedError
 
     def multiply_adds(self, x: Tensor) -> int:
-        """The multiply-adds of D x for a batch x; a fast transform of length q counts q log2 q."""
+        """Return the multiply-adds of D x for a batch x; a fast transform of length q counts q log2 q."""
         raise NotImplementedError
 
     @property
@@ -60,22 +67,21 @@ class OffsetProduct:
 
 
 class TransformProduct(OffsetProduct):
-    """Linear and 1x1 layers: the fast transform along the channels of the pixels that an output reads."""
+    """The fast transform along the channels of the pixels that an output reads, for linear and 1x1 layers."""
 
     name = "transform"
 
     def forward(self, x: Tensor) -> Tensor:
         steps = (slice(None, None, step) for step in self.geometry.stride)
         seen = self.geometry.padded(x)[(slice(None), slice(None), *steps)]
-        return self.offset.apply(pixels_first(seen).movedim(1, -1)).movedim(-1, 1)
+        return self.offset.apply(channels_innermost(seen).movedim(1, -1)).movedim(-1, 1)
 
     def adjoint(self, y: Tensor, spatial: tuple[int, ...]) -> Tensor:
         geometry = self.geometry
-        part = self.offset.adjoint(pixels_first(y).movedim(1, -1)).movedim(-1, 1)
+        part = self.offset.adjoint(channels_innermost(y).movedim(1, -1)).movedim(-1, 1)
         if not any(geometry.padding) and max(geometry.stride, default=1) == 1:
             return part
-        padded = [s + 2 * p for s, p in zip(spatial, geometry.padding, strict=True)]
-        out = part.new_zeros(*part.shape[:2], *padded)
+        out = part.new_zeros(*part.shape[:2], *geometry.padded_size(spatial))
         (window,) = geometry.windows(y.shape[2:])
         out[(slice(None), slice(None), *window)] = part
         return geometry.unpadded(out)
@@ -85,7 +91,7 @@ class TransformProduct(OffsetProduct):
 
 
 class SeparableProduct(OffsetProduct):
-    """Pointwise convolutions with the channel factors, then depthwise ones with the kernel position factors."""
+    """Pointwise convolutions with the channel factors, followed by depthwise ones with the kernel position factors."""
 
     name = "separable"
 
@@ -95,24 +101,24 @@ class SeparableProduct(OffsetProduct):
 
         def run(part: Tensor) -> Tensor:
             for weight in factors.pointwise:
-                part = convolve(part, weight, None, pointwise_stage(weight, geometry))
-            part = convolve(part, factors.depthwise, None, last_stage(factors.depthwise, geometry))
+                part = convolve(part, weight, None, pointwise_geometry(weight, geometry))
+            part = convolve(part, factors.depthwise, None, depthwise_geometry(factors.depthwise, geometry))
             return sum_terms(part, factors.terms, geometry.groups)
 
-        return _in_slices(run, pixels_first(x), factors.terms * geometry.filters * math.prod(x.shape[2:]))
+        return _in_slices(run, channels_innermost(x), factors.terms * geometry.filters * math.prod(x.shape[2:]))
 
     def adjoint(self, y: Tensor, spatial: tuple[int, ...]) -> Tensor:
         geometry = self.geometry
         factors = factors_of(self.patch_offset, geometry.groups, y.dtype, y.device)
 
         def run(part: Tensor) -> Tensor:
-            part = pixels_first(repeat_terms(part, factors.terms, geometry.groups))
-            part = convolve_adjoint(part, factors.depthwise, last_stage(factors.depthwise, geometry), spatial)
+            part = channels_innermost(repeat_terms(part, factors.terms, geometry.groups))
+            part = convolve_adjoint(part, factors.depthwise, depthwise_geometry(factors.depthwise, geometry), spatial)
             for weight in reversed(factors.pointwise):
-                part = convolve_adjoint(part, weight, pointwise_stage(weight, geometry), spatial)
+                part = convolve_adjoint(part, weight, pointwise_geometry(weight, geometry), spatial)
             return part
 
-        return _in_slices(run, pixels_first(y), factors.terms * geometry.filters * math.prod(spatial))
+        return _in_slices(run, channels_innermost(y), factors.terms * geometry.filters * math.prod(spatial))
 
     def multiply_adds(self, x: Tensor) -> int:
         factors = factors_of(self.patch_offset, self.geometry.groups, x.dtype, torch.device("cpu"))
@@ -121,7 +127,7 @@ class SeparableProduct(OffsetProduct):
 
 
 class DirectProduct(OffsetProduct):
-    """torch's own convolution with the filters of D, which are stored."""
+    """A convolution by torch's own operator with D, which is stored."""
 
     name = "direct"
 
@@ -132,17 +138,17 @@ class DirectProduct(OffsetProduct):
         return convolve_adjoint(y, stored_weight(self.patch_offset, y.dtype, y.device), self.geometry, spatial)
 
     def multiply_adds(self, x: Tensor) -> int:
-        return count_outputs(x, self.geometry) * math.prod(self.geometry.weight_shape)
+        return count_dense(x, self.geometry)
 
 
 def stored_weight(offset: PatchOffset, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """D as a weight, shared between layers of one shape; not to be changed in place."""
+    """Return D in the shape of the weight; layers of one shape share the tensor, so do not change it in place."""
     key = offset, dtype, device
     return _stored.get(key, lambda: offset.matrix(dtype).to(device).view(offset.weight_shape))
 
 
 class PatchProduct(OffsetProduct):
-    """Every patch is laid out and transformed: the definition."""
+    """The transform of every patch, laid out in memory, which is the definition of D x."""
 
     name = "patches"
 
@@ -161,7 +167,7 @@ class PatchProduct(OffsetProduct):
 
     def adjoint(self, y: Tensor, spatial: tuple[int, ...]) -> Tensor:
         geometry, output = self.geometry, tuple(y.shape[2:])
-        padded = [s + 2 * p for s, p in zip(spatial, geometry.padding, strict=True)]
+        padded = geometry.padded_size(spatial)
 
         def run(part: Tensor) -> Tensor:
             patch = self.offset.adjoint(_rows_of_all_groups(part.movedim(1, -1), geometry))  # (b, *output, groups, n)
@@ -178,18 +184,18 @@ class PatchProduct(OffsetProduct):
 
 
 def _rows_of_own_group(y: Tensor, geometry: Geometry) -> Tensor:  # (..., groups, m) -> (..., m)
-    """Of all filters applied to all groups, each filter on the group that it belongs to."""
-    blocks: Tensor = y.unflatten(-1, (geometry.groups, -1))  # (..., group of the input, of the filter, m / groups)
+    """Return the output of each filter on its own group, given the outputs of all filters on all groups."""
+    blocks: Tensor = y.unflatten(-1, (geometry.groups, -1))  # (..., input group, filter group, m / groups)
     return blocks.diagonal(dim1=-3, dim2=-2).transpose(-1, -2).flatten(-2)
 
 
 def _rows_of_all_groups(y: Tensor, geometry: Geometry) -> Tensor:  # (..., m) -> (..., groups, m)
-    """The adjoint of `_rows_of_own_group`: zeros where a filter does not see a group."""
+    """Apply the adjoint of `_rows_of_own_group`: there are zeros where a filter does not read a group."""
     return torch.diag_embed(y.unflatten(-1, (geometry.groups, -1)).transpose(-1, -2), dim1=-3, dim2=-2).flatten(-2)
 
 
 def _in_slices(run: Callable[[Tensor], Tensor], x: Tensor, scratch_per_image: int) -> Tensor:
-    """`run` over slices of the batch, so that its temporary tensors stay small."""
+    """Apply `run` to slices of the batch, so that its temporary tensors stay small."""
     step = max(1, SCRATCH // max(1, scratch_per_image))
     if len(x) <= step:
         return run(x)

@@ -1,9 +1,11 @@
 """`dctps::multiply`, the operator of `torch.library` behind the layers, with first and second derivatives.
 
-    (alpha D + S) x without W:   dL/dx = alpha D'g + S'g,  dL/dvalues sampled at the support,  dL/dalpha = <x, D'g>
+It computes (alpha D + S) x without W. For a gradient g of the output, the first derivatives are
 
-torch.compile and torch.export see it as it is. Operators take tensors, numbers and strings, so an offset comes in as
-its name and a geometry as a list of integers; both are looked up, not parsed, from the second call on.
+    dL/dx = alpha D'g + S'g,    dL/dvalues = the weight gradient at the support,    dL/dalpha = <x, D'g>
+
+torch.compile and torch.export treat it as one operator. Operators take tensors, numbers and strings, so an offset is
+passed by its name and a geometry as a list of integers. From the second call on, both are found in caches.
 """
 
 from typing import Any
@@ -13,7 +15,7 @@ from torch import Tensor
 
 from dctps.core.geometry import Geometry
 from dctps.ops import routes
-from dctps.ops.route import Layout, Route, forward_layout, layout_of, memory_format, output_like
+from dctps.ops.route import Layout, Route, empty_output, forward_layout, layout_of, memory_format
 from dctps.ops.weight import offset_by_name
 
 
@@ -27,13 +29,13 @@ def multiply(
     geometry: list[int],
     native: bool,
 ) -> Tensor:
-    """(alpha D + S) x: (batch, channels, *spatial) -> (batch, filters, *output); half types work in float32."""
+    """Return (alpha D + S) x, where x is (batch, channels, *spatial); the half types are computed in float32."""
     g, work = Geometry.unpack(geometry), _work_dtype(x)
     source = x.to(work)
     route = _route(forward_layout(source, g), values, alpha, offset, g, native)
     with torch.autocast(x.device.type, enabled=False):
         y = route.forward(source, values.to(work), positions, _in_type(alpha, work)).to(x.dtype)
-    return y if native else y.clone(memory_format=memory_format(x))  # a tensor of its own, never a view
+    return y if native else y.clone(memory_format=memory_format(x))  # an operator must not return a view
 
 
 def _route(
@@ -61,7 +63,7 @@ def _(
     geometry: list[int],
     native: bool,
 ) -> Tensor:
-    return output_like(x, Geometry.unpack(geometry))
+    return empty_output(x, Geometry.unpack(geometry))
 
 
 @torch.library.custom_op("dctps::multiply_backward", mutates_args=())
@@ -76,7 +78,7 @@ def multiply_backward(
     native: bool,
     needs: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of x, values and alpha; those not needed come back as empty tensors."""
+    """Return the gradients of x, values and alpha, with an empty tensor in place of each that is not needed."""
     work = _work_dtype(x)
     upstream, source, scale = grad.to(work), x.to(work), _in_type(alpha, work)
     layout = layout_of(source, upstream)
@@ -86,14 +88,14 @@ def multiply_backward(
             upstream, source, values.to(work), positions, scale, (needs[0], needs[1], needs[2])
         )
     return (
-        x.new_empty(0) if x_grad is None else _as_owned(x_grad, x),
+        x.new_empty(0) if x_grad is None else _not_a_view(x_grad, x),
         values.new_empty(0) if values_grad is None else values_grad.to(values.dtype),
         values.new_empty(0) if alpha_grad is None or alpha is None else alpha_grad.to(alpha.dtype),
     )
 
 
-def _as_owned(gradient: Tensor, x: Tensor) -> Tensor:
-    """The gradient in the type and layout of x, as a tensor of its own and never a view."""
+def _not_a_view(gradient: Tensor, x: Tensor) -> Tensor:
+    """Return the gradient in the type and memory format of x, cloned where it is a view."""
     gradient = gradient.to(x.dtype)
     whole = gradient._base is None and gradient.is_contiguous(memory_format=memory_format(x))
     return gradient if whole else gradient.clone(memory_format=memory_format(x))
@@ -134,10 +136,11 @@ def _multiply_backward_setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> 
 
 
 def _multiply_second(ctx: Any, dx: Tensor, dvalues: Tensor, dalpha: Tensor) -> tuple[Tensor | None, ...]:
-    """Second derivatives: A x is linear in x and in (values, alpha), so everything is the two operators again.
+    """Return the second derivatives, which the two operators compute because A x is linear in x and in (values, alpha).
 
-    With A = alpha D + S and dA = dalpha D + dS, the first derivatives <dx, A'g> + <dA x, g> have the gradients
-    A dx + dA x in g, dA'g in x, and in A those of `multiply_backward` with dx in the place of x.
+    With A = alpha D + S and dA = dalpha D + dS, the sum <dx, A'g> + <dA x, g> of the first derivatives has the gradient
+    A dx + dA x in g and the gradient dA'g in x. Its gradients in values and alpha are those of `multiply_backward` with
+    dx in the place of x.
     """
     grad, x, values, positions, alpha = ctx.saved_tensors
     needs_x, needs_values, needs_alpha = ctx.needs

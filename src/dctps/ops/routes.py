@@ -1,17 +1,17 @@
 """The one place that decides how a layer computes y = (alpha D + S) x.
 
-`choose` maps an offset, a geometry, a memory layout and a backend to a `Route`, which has a name, computes forwards and
-backwards, and counts its multiply-adds. Backends, `count_ops` and `dctps bench layers` ask it and nobody else.
+`choose` maps an offset, a geometry, a memory layout, a backend and nnz to a `Route`. A route has a name, computes
+forwards and backwards, and counts its multiply-adds. The backends, `count_ops` and `dctps bench layers` call `choose`.
 
     backend  route                   where
-    dense    dense                   always: W is built
-    torch    sparse                  without an offset
-             transform, separable, direct, patches: how D is applied (offset_torch.py), beside the sparse S
-    native   sparse                  without an offset
-             filters, depthwise      patches of a few entries: W is built and applied as it is
+    dense    dense                   every layer; W is built
+    torch    sparse                  layers without an offset
+             transform, separable, direct, patches: named after the product with D (offset_torch.py); S is sparse
+    native   sparse                  layers without an offset
+             filters, depthwise      patches of a few entries; W is built
              pixels                  small 1x1 layers on packed channels-last tensors
-             matrix, line, product, spectrum, hadamard: the pointwise stage of D (native/stages.py), with S in one call
-             sparse and torch ...    S by the kernels, D by torch: transforms without a form, groups, signs per position
+             matrix, line, product, spectrum, hadamard: named after the pointwise stage of D (native/stages.py)
+             sparse and torch ...    transforms without a form, groups, signs per position; torch applies D
 
 A new route is a class with the methods of `Route` and a line in `choose`, `_native` or `product_name`.
 """
@@ -29,21 +29,21 @@ from dctps.ops.route import Layout, Route
 from dctps.ops.torch_routes import DenseRoute, TorchRoute
 
 # torch
-GAIN = 4  # the separable way must save this factor in multiplications to make up for its extra passes over memory
-PATCH_GAIN = 16  # likewise for laying out every patch and transforming it
+SEPARABLE_GAIN = 4  # factor of multiplications that `separable` must save to repay its passes over memory
+PATCH_GAIN = 16  # factor of multiplications that `patches` must save to repay the layout of every patch
 # native
-SHORT_PATCH = 64  # entries of a filter up to which W itself is the shortest way
-SMALL_MATRIX = 1 << 11  # entries of an offset that a product serves better than a transform
+SHORT_PATCH = 64  # entries of a filter up to which a product with W is the fastest
+SMALL_MATRIX = 1 << 11  # entries of D up to which a product with D is faster than a transform
 PIXEL_WEIGHTS = 1 << 13  # weights of a 1x1 layer above which a transform is faster although it changes the layout
-SAMPLED = 1 / 32  # density above which the gradient at single places costs more than a product
-LARGEST_RADIX = 31  # prime factors that the native Fourier transform has
+SAMPLED_DENSITY = 1 / 32  # density above which the gradients of single weights cost more than the dense gradient
+LARGEST_RADIX = 31  # largest prime factor of a length that the native Fourier transform can have
 
 
 def choose(offset: Offset | None, geometry: Geometry, layout: Layout, backend: str, nnz: int) -> Route:
-    """The route of a layer with nnz values, for tensors that lie in memory as `layout` says."""
+    """Return the route of a layer with nnz values, for tensors with this layout in memory."""
     if offset is None or isinstance(offset, PatchOffset):
         return _choose(offset, geometry, layout, backend, nnz)
-    return _choose_uncached(offset, geometry, layout, backend, nnz)  # a user's own offset need not be hashable
+    return _choose_uncached(offset, geometry, layout, backend, nnz)  # an offset of a user's class may not be hashable
 
 
 @functools.lru_cache(maxsize=4096)
@@ -69,23 +69,23 @@ def _product(offset: Offset | None, geometry: Geometry) -> OffsetProduct | None:
 
 
 def product_name(offset: Offset, geometry: Geometry) -> str:
-    """How torch applies D: the way with the fewest multiplications per output, judged by sizes alone."""
+    """Return the name of torch's product with D that needs the fewest multiplications, estimated from sizes alone."""
     g = geometry
     if g.taps == 1 and g.groups == 1:
         return "transform"
     if not isinstance(offset, PatchOffset):
         return "patches"
     direct, patches = math.prod(g.weight_shape), g.groups * offset.length * math.log2(max(2, offset.length))
-    if offset.separable and g.taps > 1 and GAIN * _separable_estimate(offset, g) < direct:
+    if offset.separable and g.taps > 1 and SEPARABLE_GAIN * _separable_estimate(offset, g) < direct:
         return "separable"
     return "patches" if PATCH_GAIN * patches < direct else "direct"
 
 
 def _separable_estimate(offset: PatchOffset, geometry: Geometry) -> float:
-    """Multiplications per pixel of the separable way.
+    """Return an estimate of the multiplications per pixel of the product `separable`.
 
-    The lowest m frequencies of a line of length q, seen on n neighbouring channels, have about n m / q degrees of
-    freedom, and some more at float32 precision: for n = m = 64 to 512 the ranks are 18, 27, 43, 74.
+    The lowest m frequencies of a line of length q, restricted to n neighbouring channels, have about n m / q degrees of
+    freedom. The rank at float32 precision is a little larger: it is 18, 27, 43, 74 for n = m = 64, 128, 256, 512.
     """
     m, n, terms = geometry.filters, geometry.group_channels, offset.terms
     full = terms * m * n
@@ -117,11 +117,13 @@ def _native(offset: Offset | None, geometry: Geometry, layout: Layout, nnz: int)
 def _is_small_pixel_layer(geometry: Geometry, nnz: int) -> bool:
     size = geometry.filters * geometry.group_channels
     unstrided = max(geometry.stride, default=1) == 1 and not any(geometry.padding)
-    return geometry.taps == geometry.groups == 1 and unstrided and size <= PIXEL_WEIGHTS and nnz <= SAMPLED * size
+    return (
+        geometry.taps == geometry.groups == 1 and unstrided and size <= PIXEL_WEIGHTS and nnz <= SAMPLED_DENSITY * size
+    )
 
 
 def stage_kind(offset: PatchOffset, geometry: Geometry) -> str | None:
-    """The pointwise stage by which the native kernels apply D; None where they have none."""
+    """Return the kind of pointwise stage by which the native kernels apply D, or None where they cannot apply it."""
     if geometry.groups > 1 or offset.signs.shape[1] > 1:
         return None
     if isinstance(offset.form, Walsh):
@@ -136,7 +138,7 @@ def stage_kind(offset: PatchOffset, geometry: Geometry) -> str | None:
 
 
 def _is_smooth(length: int) -> bool:
-    """Whether a length has no prime factor that the native Fourier transform lacks; 0 is no length."""
+    """Return whether the native Fourier transform has every prime factor of this length; 0 is not a length."""
     for prime in range(2, LARGEST_RADIX + 1):
         while length and length % prime == 0:
             length //= prime

@@ -1,4 +1,4 @@
-"""The factors of a separable offset, D[k, (c, t)] = sum_r left[r, k, c] right[r, k, t], as weights of convolutions."""
+"""The factors of a separable offset D[k, (c, t)] = sum_r left[r, k, c] right[r, k, t] as weights of convolutions."""
 
 import dataclasses
 
@@ -9,15 +9,15 @@ from dctps.base.cache import Cache
 from dctps.core.geometry import Geometry
 from dctps.core.offsets import PatchOffset
 
-_factors_kept = Cache(limit=1 << 29)  # bytes of factors, shared between layers of one shape
+_factors = Cache(limit=1 << 29)  # factors, up to this many bytes, shared by layers of one shape
 
 
 @dataclasses.dataclass(frozen=True)
 class Factors:
-    """Weights of the pointwise stages, first to last, and of the depthwise stage.
+    """The weights of the pointwise stages, from first to last, and of the depthwise stage.
 
-    The planes between the stages are ordered (group, term r, filter of the group): the terms are summed by parts, and
-    the depthwise stage has one plane in and one out per group, which libraries have fast kernels for.
+    The planes between the stages have the order (group, term r, filter of the group). Each group of the depthwise
+    stage has one plane in and one plane out, for which libraries have fast kernels.
     """
 
     pointwise: tuple[Tensor, ...]
@@ -30,9 +30,9 @@ class Factors:
 
 
 def factors_of(offset: PatchOffset, groups: int, dtype: torch.dtype, device: torch.device) -> Factors:
-    """The factors of an offset, computed in float64, cut and rounded to the precision of `dtype`; shared."""
+    """Return the factors of an offset: computed in float64, cut to the rank that `dtype` can resolve, and cached."""
     key = offset, groups, dtype, device
-    return _factors_kept.get(key, lambda: _make_factors(offset, groups, dtype, device))
+    return _factors.get(key, lambda: _make_factors(offset, groups, dtype, device))
 
 
 def _make_factors(offset: PatchOffset, groups: int, dtype: torch.dtype, device: torch.device) -> Factors:
@@ -40,16 +40,16 @@ def _make_factors(offset: PatchOffset, groups: int, dtype: torch.dtype, device: 
     kernel = offset.weight_shape[2:]
     pointwise = left.flatten(0, 2)
     stages = [pointwise] if groups > 1 else thin_factors(pointwise, torch.finfo(dtype).eps)
-    stages = [pixels_first(stage[(...,) + (None,) * len(kernel)].to(device, dtype)) for stage in stages]
+    stages = [channels_innermost(stage[(...,) + (None,) * len(kernel)].to(device, dtype)) for stage in stages]
     depthwise = right.reshape(-1, 1, *kernel).to(device, dtype)
     return Factors(tuple(stages), depthwise, left.shape[1])
 
 
 def thin_factors(matrix: Tensor, precision: float) -> list[Tensor]:
-    """[V, U] with U V = matrix up to `precision` (relative to its norm) where that is shorter, else [matrix].
+    """Return [V, U] with U V = matrix up to `precision` (relative to its norm) where they are smaller, else [matrix].
 
-    The range is found with a random sketch, doubled until it holds the matrix, and then cut by a small SVD: a full
-    one would take longer than many trainings.
+    A random sketch finds the range of the matrix. Its size is doubled until it holds the matrix, and a small SVD then
+    cuts it to the rank. An SVD of the matrix itself would take longer than many trainings.
     """
     generator = torch.Generator(device="cpu").manual_seed(0)
     size = 8
@@ -65,19 +65,19 @@ def thin_factors(matrix: Tensor, precision: float) -> list[Tensor]:
     return [matrix]
 
 
-def pointwise_stage(weight: Tensor, geometry: Geometry) -> Geometry:
-    """The geometry of a pointwise stage."""
+def pointwise_geometry(weight: Tensor, geometry: Geometry) -> Geometry:
+    """Return the geometry of a pointwise stage."""
     ones = (1,) * geometry.axes
     return Geometry(tuple(weight.shape), ones, (0,) * geometry.axes, ones, geometry.groups)
 
 
-def last_stage(weight: Tensor, geometry: Geometry) -> Geometry:
-    """The geometry of the depthwise stage, which has the layer's stride, padding and dilation."""
+def depthwise_geometry(weight: Tensor, geometry: Geometry) -> Geometry:
+    """Return the geometry of the depthwise stage, which has the layer's stride, padding and dilation."""
     return dataclasses.replace(geometry, weight_shape=tuple(weight.shape), groups=len(weight))
 
 
 def sum_terms(planes: Tensor, terms: int, groups: int) -> Tensor:  # (b, G R m/G, ...) -> (b, m, ...)
-    """The sum over the terms r."""
+    """Return the sum over the terms r."""
     if terms == 1:
         return planes
     grouped: Tensor = planes.unflatten(1, (groups, terms, -1))
@@ -88,12 +88,12 @@ def sum_terms(planes: Tensor, terms: int, groups: int) -> Tensor:  # (b, G R m/G
 
 
 def repeat_terms(y: Tensor, terms: int, groups: int) -> Tensor:  # (b, m, ...) -> (b, G R m/G, ...)
-    """The adjoint of `sum_terms`."""
+    """Apply the adjoint of `sum_terms`: every term gets a copy of y."""
     grouped: Tensor = y.unflatten(1, (groups, 1, -1))
     return grouped.expand(-1, -1, terms, *(-1 for _ in y.shape[1:])).flatten(1, 3)
 
 
-def pixels_first(x: Tensor) -> Tensor:
-    """x with channels fastest in memory, where torch has that layout: both stages are fastest in it."""
+def channels_innermost(x: Tensor) -> Tensor:
+    """Return x in a channels-last format, where stages are fastest, or contiguous where torch has no such format."""
     formats = {4: torch.channels_last, 5: torch.channels_last_3d}
     return x.contiguous(memory_format=formats.get(x.dim(), torch.contiguous_format))

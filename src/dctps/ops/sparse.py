@@ -1,10 +1,10 @@
-"""The sparse part: y = S x, x' = S' y and the gradient of S at its support only, for products and convolutions.
+"""The sparse part of a layer: S x, S' y and the gradient of S at its support, for linear layers and convolutions.
 
-A convolution is a sum over kernel positions t of products S_t X_t, where X_t is the input as kernel position t sees
-it, channels first: (channels, batch * outputs). Only channels that S_t reads and filters that it writes are touched.
-Weights and their gradients cost O(nnz) memory; no dense weight, mask or gradient exists at any moment.
+A convolution is a sum over kernel positions t of products S_t X_t. X_t is the part of the input that kernel position t
+reads, as a matrix (channels, batch * outputs). Only channels that S_t reads and filters that it writes are touched.
+Weights and their gradients cost O(nnz) memory: no dense weight, mask or gradient exists at any moment.
 
-Each product has two ways: torch's CSR kernels where the device has them, else gather and scatter.
+Each product is computed by torch's CSR kernels where the device has them, else by gather and scatter.
 """
 
 import dataclasses
@@ -19,16 +19,16 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from dctps.core.geometry import Geometry
 
-# torch says so once per process whenever a CSR tensor is made; ours are temporaries that no user ever sees
+# torch warns once per process when a CSR tensor is made; ours are temporary tensors that no user sees
 warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta state")
 
 T = TypeVar("T")
 
-SCRATCH = 1 << 22  # elements of the temporaries that gather and scatter may use
+SCRATCH = 1 << 22  # elements of a temporary tensor of gather and scatter
 
 
 def forward(x: Tensor, values: Tensor, positions: Tensor, geometry: Geometry) -> Tensor:
-    """S x: (batch, channels, *spatial) -> (batch, filters, *output)."""
+    """Return S x; it maps (batch, channels, *spatial) to (batch, filters, *output)."""
     output = geometry.output_size(x.shape[2:])
     out = x.new_zeros(geometry.filters, len(x), *output)
     source = _channels_first(geometry.padded(x))
@@ -40,9 +40,8 @@ def forward(x: Tensor, values: Tensor, positions: Tensor, geometry: Geometry) ->
 
 
 def adjoint(y: Tensor, values: Tensor, positions: Tensor, geometry: Geometry, spatial: tuple[int, ...]) -> Tensor:
-    """S' y: (batch, filters, *output) -> (batch, channels, *spatial)."""
-    padded = [s + 2 * p for s, p in zip(spatial, geometry.padding, strict=True)]
-    out = y.new_zeros(geometry.channels, len(y), *padded)
+    """Return S' y; it maps (batch, filters, *output) to (batch, channels, *spatial)."""
+    out = y.new_zeros(geometry.channels, len(y), *geometry.padded_size(spatial))
     source = _channels_first(y)
     for tap, window in _windows(positions, geometry, y.shape[2:]):
         seen = source.index_select(0, tap.filters)
@@ -52,7 +51,7 @@ def adjoint(y: Tensor, values: Tensor, positions: Tensor, geometry: Geometry, sp
 
 
 def sampled_gradient(y: Tensor, x: Tensor, positions: Tensor, geometry: Geometry) -> Tensor:
-    """dL/dvalues: the entries at `positions` of the weight gradient, for a gradient y of the output and an input x."""
+    """Return dL/dvalues: the weight gradient at `positions`, for a gradient y of the output and an input x."""
     source, grads = _channels_first(geometry.padded(x)), _channels_first(y)
     out = y.new_zeros(len(positions))
     for tap, window in _windows(positions, geometry, y.shape[2:]):
@@ -71,7 +70,7 @@ def _channels_first(x: Tensor) -> Tensor:  # (batch, channels, ...) -> (channels
 
 @dataclasses.dataclass(frozen=True)
 class Pattern:
-    """The places of a sparse matrix, sorted by row: coordinates, and where each row starts."""
+    """The places of a sparse matrix, sorted by row: their coordinates, and the index at which each row starts."""
 
     rows: Tensor
     cols: Tensor
@@ -80,29 +79,30 @@ class Pattern:
 
     @classmethod
     def of(cls, rows: Tensor, cols: Tensor, shape: tuple[int, int]) -> "Pattern":
+        """Return the pattern of places that are sorted by row."""
         starts = torch.searchsorted(rows, torch.arange(shape[0] + 1, device=rows.device))
         return cls(rows, cols, starts, shape)
 
     def csr(self, values: Tensor) -> Tensor:
-        # the invariants hold by construction: a support is sorted, distinct and in range
+        """Return the CSR matrix with these values; a support is sorted, distinct and in range, so it needs no check."""
         return torch.sparse_csr_tensor(self.starts, self.cols, values, self.shape, check_invariants=False)
 
 
 @dataclasses.dataclass(frozen=True)
 class Tap:
-    """The part S_t of S at one kernel position, on the channels and filters that it uses."""
+    """The part S_t of S at one kernel position, restricted to the channels and filters that it uses."""
 
     index: int  # t
-    filters: Tensor  # the filters in use, ascending; likewise channels
-    channels: Tensor
-    pattern: Pattern  # over (filters, channels)
-    entries: Tensor  # (nnz_t,) which of the values; in the order of the pattern
-    transposed: Pattern  # over (channels, filters)
-    transposed_entries: Tensor
+    filters: Tensor  # filters in use, ascending
+    channels: Tensor  # channels in use, ascending
+    pattern: Pattern  # places of S_t over (filters, channels)
+    entries: Tensor  # (nnz_t,) indices into the values, in the order of the pattern
+    transposed: Pattern  # places of S_t' over (channels, filters)
+    transposed_entries: Tensor  # (nnz_t,) indices into the values, in the order of the transposed pattern
 
 
 def _windows(positions: Tensor, geometry: Geometry, output: Sequence[int]) -> Iterator[tuple[Tap, tuple[slice, ...]]]:
-    """The non-empty taps, each with the window of the padded input that it sees."""
+    """Yield the taps that have values, each with the window of the padded input that it reads."""
     windows = list(geometry.windows(output))
     for tap in taps_of(positions, geometry):
         yield tap, (slice(None), slice(None), *windows[tap.index])
@@ -130,16 +130,15 @@ def _tap(index: int, entries: Tensor, filters: Tensor, channels: Tensor) -> Tap:
     return Tap(index, used_filters, used_channels, Pattern.of(rows, cols, shape), entries, transposed, entries[order])
 
 
-_derived = (
-    WeakIdKeyDictionary()
-)  # positions -> {kind: (the geometry and positions that it was made for, what was made)}
+# positions -> {kind: (geometry and a copy of the positions for which the object was made, the object)}
+_derived = WeakIdKeyDictionary()
 
 
 def derived(positions: Tensor, geometry: Geometry, kind: str, make: Callable[[Tensor], T]) -> T:
-    """What `make(positions)` gave, kept for as long as the tensor of positions lives.
+    """Return `make(positions)`, which is kept for as long as the tensor of positions lives.
 
-    It is used only if the positions are still the same numbers, so loading or rewiring a layer in place can never meet
-    a stale one; a layer that is moved or copied has another tensor.
+    A kept object is used only if the positions are still the same numbers, so loading or rewiring a layer in place
+    never meets a stale one. A layer that is moved or copied has another tensor of positions.
     """
     kinds = _derived.setdefault(positions, {})
     known_geometry, known_positions, made = kinds.get(kind, (None, None, None))
@@ -151,15 +150,15 @@ def derived(positions: Tensor, geometry: Geometry, kind: str, make: Callable[[Te
 
 
 def taps_of(positions: Tensor, geometry: Geometry) -> list[Tap]:
-    """The parts S_t of S, kernel position by kernel position."""
+    """Return the parts S_t of S, kernel position by kernel position."""
     return derived(positions, geometry, "taps", lambda places: _make_taps(places, geometry))
 
 
-# --- the two products, each in two ways -----------------------------------------------------------------------------
+# --- the two products -----------------------------------------------------------------------------------------------
 
 
 def product(pattern: Pattern, values: Tensor, x: Tensor) -> Tensor:  # (rows, cols) @ (cols, L) -> (rows, L)
-    """S x for the sparse S with these values."""
+    """Return S x, where S has these values at the places of the pattern."""
     if csr_works(x.device.type, x.dtype):
         result: Tensor = pattern.csr(values) @ x
         return result
@@ -170,7 +169,7 @@ def product(pattern: Pattern, values: Tensor, x: Tensor) -> Tensor:  # (rows, co
 
 
 def sampled(pattern: Pattern, y: Tensor, x: Tensor) -> Tensor:  # (rows, L), (cols, L) -> (nnz,)
-    """The entries of y x' at the places of the pattern."""
+    """Return the entries of y x' at the places of the pattern."""
     if csr_works(x.device.type, x.dtype):
         places = pattern.csr(y.new_zeros(len(pattern.rows)))
         entries: Tensor = torch.sparse.sampled_addmm(places, y, x.T, beta=0.0)
@@ -180,13 +179,14 @@ def sampled(pattern: Pattern, y: Tensor, x: Tensor) -> Tensor:  # (rows, L), (co
 
 
 def _chunks(pattern: Pattern, width: int) -> Iterator[slice]:
+    """Return slices of the places, so short that rows of this width do not exceed SCRATCH elements."""
     step = max(1, SCRATCH // max(1, width))
     return (slice(i, i + step) for i in range(0, len(pattern.rows), step))
 
 
 @functools.cache
 def csr_works(device: str, dtype: torch.dtype) -> bool:
-    """Whether this build of torch multiplies CSR matrices there (a CPU build without MKL does not)."""
+    """Return whether this build of torch multiplies CSR matrices on the device; a CPU build without MKL does not."""
     try:
         zero, one = torch.zeros(1, dtype=torch.int64, device=device), torch.ones(1, 1, dtype=dtype, device=device)
         places = Pattern.of(zero, zero, (1, 1))

@@ -1,7 +1,6 @@
-"""Routes on torch's own operators, on any device."""
+"""Routes that use torch's own operators and run on any device."""
 
 import dataclasses
-import math
 
 import torch
 from torch import Tensor
@@ -10,13 +9,13 @@ from dctps.core.geometry import Geometry, convolve
 from dctps.core.offsets import Offset
 from dctps.ops import sparse
 from dctps.ops.offset_torch import OffsetProduct
-from dctps.ops.route import Gradients, Needs, count_outputs
+from dctps.ops.route import Gradients, Needs, count_dense, count_outputs
 from dctps.ops.weight import dense_weight
 
 
 @dataclasses.dataclass(frozen=True)
 class DenseRoute:
-    """W is built, and torch's own product or convolution applies it."""
+    """The route that builds W and applies it by torch's own product or convolution."""
 
     offset: Offset | None
     geometry: Geometry
@@ -25,14 +24,14 @@ class DenseRoute:
     def forward(
         self, x: Tensor, values: Tensor, positions: Tensor, alpha: Tensor | None, bias: Tensor | None = None
     ) -> Tensor:
-        """(alpha D + S) x + bias; differentiable by autograd."""
+        """Return (alpha D + S) x + bias, differentiable by autograd."""
         weight = dense_weight(values, positions, alpha, self.offset, self.geometry.weight_shape)
         return convolve(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype), self.geometry)
 
     def backward(
         self, grad: Tensor, x: Tensor, values: Tensor, positions: Tensor, alpha: Tensor | None, needs: Needs
     ) -> Gradients:
-        """The gradients by autograd, which is also what runs in training."""
+        """Return the gradients, computed by autograd as in training."""
         leaves = [None if t is None else t.detach().requires_grad_() for t in (x, values, alpha)]
         wanted = [t for t, needed in zip(leaves, needs, strict=True) if needed and t is not None]
         with torch.enable_grad():
@@ -44,12 +43,12 @@ class DenseRoute:
         return x_grad, values_grad, alpha_grad
 
     def multiply_adds(self, x: Tensor, nnz: int) -> int:
-        return count_outputs(x, self.geometry) * math.prod(self.geometry.weight_shape)
+        return count_dense(x, self.geometry)
 
 
 @dataclasses.dataclass(frozen=True)
 class TorchRoute:
-    """S by sparse products, and D by one of the products of `offset_torch.py` where there is an offset."""
+    """The route that applies S by `sparse.py` and, where there is an offset, D by a product of `offset_torch.py`."""
 
     geometry: Geometry
     product: OffsetProduct | None
@@ -59,33 +58,32 @@ class TorchRoute:
         return "sparse" if self.product is None else self.product.name
 
     def forward(self, x: Tensor, values: Tensor, positions: Tensor, alpha: Tensor | None) -> Tensor:
-        y = sparse.forward(x, values, positions, self.geometry)
-        if alpha is None or self.product is None:
-            return y
-        return y.add_(self.product.forward(x) * alpha)
+        y = self._sparse_forward(x, values, positions)
+        return y if alpha is None or self.product is None else y.add_(self.product.forward(x) * alpha)
 
     def backward(
         self, grad: Tensor, x: Tensor, values: Tensor, positions: Tensor, alpha: Tensor | None, needs: Needs
     ) -> Gradients:
-        needs_x, needs_values, _ = needs
-        spatial = tuple(x.shape[2:])
-        values_grad = sparse.sampled_gradient(grad, x, positions, self.geometry) if needs_values else None
-        x_grad = sparse.adjoint(grad, values, positions, self.geometry, spatial) if needs_x else None
-        x_grad, alpha_grad = add_offset_gradients(self.product, grad, x, alpha, needs, x_grad)
-        return x_grad, values_grad, alpha_grad
+        needs_x, _, needs_alpha = needs
+        x_grad, values_grad = self._sparse_backward(grad, x, values, positions, needs)
+        if self.product is None or alpha is None or not (needs_x or needs_alpha):
+            return x_grad, values_grad, None
+        offset_grad = self.product.adjoint(grad, tuple(x.shape[2:]))  # D'g
+        alpha_grad = torch.sum(x * offset_grad) if needs_alpha else None
+        return None if x_grad is None else x_grad.add_(offset_grad * alpha), values_grad, alpha_grad
 
     def multiply_adds(self, x: Tensor, nnz: int) -> int:
-        own = count_outputs(x, self.geometry) * nnz
-        return own if self.product is None else own + self.product.multiply_adds(x)
+        count = count_outputs(x, self.geometry) * nnz
+        return count if self.product is None else count + self.product.multiply_adds(x)
 
+    def _sparse_forward(self, x: Tensor, values: Tensor, positions: Tensor) -> Tensor:
+        """Return S x."""
+        return sparse.forward(x, values, positions, self.geometry)
 
-def add_offset_gradients(
-    product: OffsetProduct | None, grad: Tensor, x: Tensor, alpha: Tensor | None, needs: Needs, x_grad: Tensor | None
-) -> tuple[Tensor | None, Tensor | None]:
-    """The gradient of x with the part alpha D'g added to it, and the gradient <x, D'g> of alpha where it is needed."""
-    needs_x, _, needs_alpha = needs
-    if product is None or alpha is None or not (needs_x or needs_alpha):
-        return x_grad, None
-    back = product.adjoint(grad, tuple(x.shape[2:]))
-    alpha_grad = torch.sum(x * back) if needs_alpha else None
-    return None if x_grad is None else x_grad.add_(back * alpha), alpha_grad
+    def _sparse_backward(
+        self, grad: Tensor, x: Tensor, values: Tensor, positions: Tensor, needs: Needs
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Return those gradients of x and values that are needed, for the output S x."""
+        values_grad = sparse.sampled_gradient(grad, x, positions, self.geometry) if needs[1] else None
+        x_grad = sparse.adjoint(grad, values, positions, self.geometry, tuple(x.shape[2:])) if needs[0] else None
+        return x_grad, values_grad

@@ -1,7 +1,7 @@
-"""W = alpha D + S as a dense tensor, differentiable in the values and alpha.
+"""The weight W = alpha D + S as a dense tensor, differentiable in the values and alpha.
 
-`dctps::weight` is an operator of `torch.library`, so torch.compile and torch.export see it as it is. Operators take
-tensors, numbers and strings: an offset comes in as its name.
+`dctps::weight` is an operator of `torch.library`, which torch.compile and torch.export treat as one operator. Operators
+take tensors, numbers and strings, so an offset is passed by its name.
 """
 
 import functools
@@ -18,20 +18,20 @@ from dctps.ops.offset_torch import stored_weight
 
 @functools.lru_cache(maxsize=4096)
 def offset_by_name(name: str, shape: tuple[int, ...]) -> PatchOffset | None:
-    """The offset of a weight of this shape by its name; None for the empty name."""
+    """Return the offset with this name for a weight of this shape, or None for the empty name."""
     return TransformOffset.parse(name).bind(shape) if name else None
 
 
 def name_of(offset: Offset | None, alpha: Tensor | None) -> tuple[str, Tensor | None]:
-    """The name of an offset and its alpha as operators take them; an offset of a user's own class has no name."""
+    """Return the name and the alpha that operators take: ("", None) where there is no offset, or one without a name."""
     return (offset.name, alpha) if isinstance(offset, PatchOffset) else ("", None)
 
 
-def transformed() -> bool:
-    """Whether torch.func (grad, vmap, jvp ...) or forward-mode differentiation is at work.
+def torch_func_is_active() -> bool:
+    """Return whether a transform of torch.func (grad, vmap, jvp ...) or forward-mode differentiation is active.
 
-    They look into computations in a way that operators of torch.library do not allow (jvp would silently give zeros),
-    so W is then composed from torch's own operations.
+    These do not work with the operators of torch.library (jvp would silently give zeros), so W is then composed of
+    torch's own operations.
     """
     if torch.compiler.is_compiling():
         return False
@@ -41,32 +41,37 @@ def transformed() -> bool:
 def dense_weight(
     values: Tensor, positions: Tensor, alpha: Tensor | None, offset: Offset | None, shape: tuple[int, ...]
 ) -> Tensor:  # of shape `shape`
-    """alpha D + S, differentiable in values and alpha."""
-    if transformed():
+    """Return alpha D + S, differentiable in values and alpha."""
+    if torch_func_is_active():
         return _composed_weight(values, positions, alpha, offset, shape)
     name, named = name_of(offset, alpha)
     dense: Tensor = weight(values, positions, named, name, list(shape))
     if offset is None or alpha is None or named is not None:
         return dense
-    return dense + alpha * offset.matrix().to(values).reshape(shape)
+    return dense + alpha * _offset_weight(offset, shape, values)
 
 
 def _composed_weight(
     values: Tensor, positions: Tensor, alpha: Tensor | None, offset: Offset | None, shape: tuple[int, ...]
 ) -> Tensor:
+    """Return alpha D + S, composed of torch's own operations."""
     flat = torch.zeros(math.prod(shape), dtype=values.dtype, device=values.device)
     dense = flat.index_put((positions.long(),), values).view(shape)
-    if offset is None or alpha is None:
-        return dense
+    return dense if offset is None or alpha is None else dense + alpha * _offset_weight(offset, shape, values)
+
+
+def _offset_weight(offset: Offset, shape: tuple[int, ...], like: Tensor) -> Tensor:
+    """Return D in the shape of the weight, in the type and on the device of `like`."""
     if isinstance(offset, PatchOffset):
-        return dense + alpha * stored_weight(offset, values.dtype, values.device)
-    return dense + alpha * offset.matrix().to(values).reshape(shape)
+        return stored_weight(offset, like.dtype, like.device)
+    return offset.matrix().to(like).reshape(shape)
 
 
 # --- the operator ---------------------------------------------------------------------------------------------------
 
 
-def _stored(name: str, shape: list[int], like: Tensor) -> Tensor:
+def _weight_by_name(name: str, shape: list[int], like: Tensor) -> Tensor:
+    """Return the offset D with this name in the shape of the weight, in the type and on the device of `like`."""
     offset = offset_by_name(name, tuple(shape))
     assert offset is not None
     return stored_weight(offset, like.dtype, like.device)
@@ -74,8 +79,8 @@ def _stored(name: str, shape: list[int], like: Tensor) -> Tensor:
 
 @torch.library.custom_op("dctps::weight", mutates_args=())
 def weight(values: Tensor, positions: Tensor, alpha: Tensor | None, offset: str, shape: list[int]) -> Tensor:
-    """alpha D + S of the given shape; S alone where alpha is None."""
-    dense = values.new_zeros(shape) if alpha is None else alpha * _stored(offset, shape, values)
+    """Return alpha D + S in the given shape, or S alone where alpha is None."""
+    dense = values.new_zeros(shape) if alpha is None else alpha * _weight_by_name(offset, shape, values)
     dense.view(-1).index_add_(0, positions, values)
     return dense
 
@@ -89,9 +94,9 @@ def _(values: Tensor, positions: Tensor, alpha: Tensor | None, offset: str, shap
 def weight_backward(
     grad: Tensor, positions: Tensor, offset: str, shape: list[int], needs_alpha: bool
 ) -> tuple[Tensor, Tensor]:
-    """The gradients of values and alpha from the dense gradient of W."""
+    """Return the gradients of values and alpha for the dense gradient of W."""
     values = grad.reshape(-1).index_select(0, positions)
-    alpha = torch.sum(grad * _stored(offset, shape, grad)) if needs_alpha else grad.new_zeros(())
+    alpha = torch.sum(grad * _weight_by_name(offset, shape, grad)) if needs_alpha else grad.new_zeros(())
     return values, alpha
 
 
@@ -117,7 +122,7 @@ def _backward_setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 
 
 def _second_derivative(ctx: Any, values: Tensor, alpha: Tensor) -> tuple[Tensor | None, ...]:
-    """`weight_backward` is the adjoint of `weight`, so its derivative is `weight` again."""
+    """Return the second derivatives: `weight_backward` is the adjoint of `weight`, so its derivative is `weight`."""
     grad = weight(values, *ctx.saved_tensors, alpha if ctx.needs_alpha else None, ctx.offset, ctx.shape)
     return grad, None, None, None, None
 

@@ -22,7 +22,7 @@ from dctps.core.geometry import Geometry
 from dctps.methods.rewiring.growth import Largest
 from dctps.methods.rewiring.process_group import Peers
 from dctps.nn.dps_layer import DpsLayer
-from dctps.ops.weight import transformed
+from dctps.ops.weight import torch_func_is_active
 
 # What is made in one go: entries of a dense gradient (or a 64th of them all), and from how many of x and g. Torch's
 # convolutions want several times that for themselves; larger pieces are hardly faster.
@@ -129,7 +129,7 @@ class Watch:
         self.found: Largest | None = None
 
     def __call__(self, x: Tensor, y: Tensor) -> Tensor:
-        if torch.compiler.is_compiling() or transformed() or not (torch.is_grad_enabled() and y.requires_grad):
+        if torch.compiler.is_compiling() or torch_func_is_active() or not (torch.is_grad_enabled() and y.requires_grad):
             return y
         if self.token is None or self.token.device != y.device:
             self.token = torch.zeros((), dtype=torch.float32, device=y.device, requires_grad=True)

@@ -1,4 +1,4 @@
-"""Native kernels for CPUs: optional, and shadowed by the torch reference that every device has."""
+"""The native kernels for CPUs. They are optional: without them, the backend `torch` computes the same."""
 
 import importlib
 import os
@@ -6,11 +6,11 @@ from typing import Any
 
 
 def _load() -> tuple[Any, str]:
-    """The compiled module, or None and why it is not there."""
+    """Return the compiled module and an empty string, or None and the reason why there is no such module."""
     if os.environ.get("DCTPS_NATIVE") == "0":
         return None, "the native kernels are switched off by DCTPS_NATIVE=0"
     try:
-        # torch comes first: the kernels use the threads of its OpenMP runtime
+        # torch is imported first because the kernels use the threads of its OpenMP runtime
         importlib.import_module("torch")
         return importlib.import_module("dctps.ops.native._native"), ""
     except ImportError as error:
@@ -24,5 +24,5 @@ kernels, WHY_NOT = _load()
 
 
 def instruction_set() -> str:
-    """What the kernels run on here: avx512, avx2, plain, or none."""
+    """Return the instruction set that the kernels use on this machine: avx512, avx2, plain, or none without kernels."""
     return "none" if kernels is None else str(kernels.instruction_set())

@@ -1,4 +1,4 @@
-"""Routes by the native kernels, on CPUs; parts that the kernels do not have come from torch."""
+"""Routes that use the native kernels, on CPUs; torch computes what the kernels cannot."""
 
 import dataclasses
 import math
@@ -13,50 +13,41 @@ from dctps.core.offsets import PatchOffset
 from dctps.ops import sparse
 from dctps.ops.native import kernels
 from dctps.ops.native.stages import Compiled, compiled_offset
-from dctps.ops.offset_torch import OffsetProduct, stored_weight
-from dctps.ops.route import Gradients, Needs, count_outputs, count_read_pixels, output_like
-from dctps.ops.torch_routes import add_offset_gradients
+from dctps.ops.offset_torch import stored_weight
+from dctps.ops.route import Gradients, Needs, count_dense, count_outputs, count_read_pixels, empty_output
+from dctps.ops.torch_routes import TorchRoute
 
-_full_supports = Cache(limit=1 << 26)
+_full_supports = Cache(limit=1 << 26)  # supports with every place, up to this many bytes, by geometry
 
 
-@dataclasses.dataclass(frozen=True)
-class SparseRoute:
-    """S by the kernels, and D, where there is an offset, by torch."""
-
-    geometry: Geometry
-    product: OffsetProduct | None
+class SparseRoute(TorchRoute):
+    """The route that applies S by the kernels and, where there is an offset, D by torch."""
 
     @property
     def name(self) -> str:
         return "sparse" if self.product is None else f"sparse and torch {self.product.name}"
 
-    def forward(self, x: Tensor, values: Tensor, positions: Tensor, alpha: Tensor | None) -> Tensor:
-        y = output_like(x, self.geometry)
+    def _sparse_forward(self, x: Tensor, values: Tensor, positions: Tensor) -> Tensor:
+        y = empty_output(x, self.geometry)
         _forward(self.geometry, x, None, 0.0, compiled_support(positions, self.geometry), values, y)
-        return y if alpha is None or self.product is None else y.add_(self.product.forward(x) * alpha)
+        return y
 
-    def backward(
-        self, grad: Tensor, x: Tensor, values: Tensor, positions: Tensor, alpha: Tensor | None, needs: Needs
-    ) -> Gradients:
-        x_grad, values_grad = _room(x, needs[0]), _room(values, needs[1])
+    def _sparse_backward(
+        self, grad: Tensor, x: Tensor, values: Tensor, positions: Tensor, needs: Needs
+    ) -> tuple[Tensor | None, Tensor | None]:
+        x_grad, values_grad = _empty_if(needs[0], x), _empty_if(needs[1], values)
         places = compiled_support(positions, self.geometry)
         _backward(self.geometry, grad, x, None, 0.0, places, values, x_grad, values_grad, needs_alpha=False)
-        x_grad, alpha_grad = add_offset_gradients(self.product, grad, x, alpha, needs, x_grad)
-        return x_grad, values_grad, alpha_grad
-
-    def multiply_adds(self, x: Tensor, nnz: int) -> int:
-        own = count_outputs(x, self.geometry) * nnz
-        return own if self.product is None else own + self.product.multiply_adds(x)
+        return x_grad, values_grad
 
 
 @dataclasses.dataclass(frozen=True)
 class StagedRoute:
-    """D by a pointwise stage along the channels and depthwise taps, with S, in one call of the kernels."""
+    """The route that applies S and D in one call; D is a pointwise stage along the channels and a depthwise stage."""
 
     geometry: Geometry
     offset: PatchOffset
-    kind: str  # of the pointwise stage: product, or a key of `stages.STAGES`
+    kind: str  # kind of the pointwise stage: "product", or a key of `stages.STAGES`
 
     @property
     def name(self) -> str:
@@ -64,7 +55,7 @@ class StagedRoute:
 
     def forward(self, x: Tensor, values: Tensor, positions: Tensor, alpha: Tensor | None) -> Tensor:
         assert alpha is not None
-        y, places = output_like(x, self.geometry), compiled_support(positions, self.geometry)
+        y, places = empty_output(x, self.geometry), compiled_support(positions, self.geometry)
         _forward(self.geometry, x, self._compiled(x), alpha.item(), places, values, y)
         return y
 
@@ -72,11 +63,11 @@ class StagedRoute:
         self, grad: Tensor, x: Tensor, values: Tensor, positions: Tensor, alpha: Tensor | None, needs: Needs
     ) -> Gradients:
         assert alpha is not None
-        x_grad, values_grad = _room(x, needs[0]), _room(values, needs[1])
+        x_grad, values_grad = _empty_if(needs[0], x), _empty_if(needs[1], values)
         scale, places = alpha.item(), compiled_support(positions, self.geometry)
         offset = self._compiled(x)
-        inner = _backward(self.geometry, grad, x, offset, scale, places, values, x_grad, values_grad, needs[2])
-        return x_grad, values_grad, alpha.new_tensor(inner) if needs[2] else None
+        alpha_grad = _backward(self.geometry, grad, x, offset, scale, places, values, x_grad, values_grad, needs[2])
+        return x_grad, values_grad, alpha.new_tensor(alpha_grad) if needs[2] else None
 
     def _compiled(self, x: Tensor) -> Any:
         return compiled_offset(self.kind, self.offset, self.geometry, x.dtype)
@@ -87,19 +78,19 @@ class StagedRoute:
         return int(count_read_pixels(x, self.geometry) * per_pixel + outputs * (per_output + nnz))
 
 
-# --- W itself, where filters are so short that nothing is shorter -----------------------------------------------------
+# --- routes with a dense weight, where filters are short --------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
 class FilterRoute:
-    """W is built, and the kernels of S apply it as a weight with every place taken."""
+    """The route that builds W and applies it by the kernels of S, as a sparse weight with a value at every place."""
 
     geometry: Geometry
     offset: PatchOffset
     name = "filters"
 
     def forward(self, x: Tensor, values: Tensor, positions: Tensor, alpha: Tensor | None) -> Tensor:
-        y, weight = output_like(x, self.geometry), self._weight(values, positions, alpha)
+        y, weight = empty_output(x, self.geometry), self._weight(values, positions, alpha)
         _forward(self.geometry, x, None, 0.0, _full_support(self.geometry), weight, y)
         return y
 
@@ -108,7 +99,7 @@ class FilterRoute:
     ) -> Gradients:
         needs_x, needs_values, needs_alpha = needs
         geometry, weight = self.geometry, self._weight(values, positions, alpha)
-        x_grad, weight_grad = _room(x, needs_x), _room(weight, needs_alpha)  # alpha alone needs every place
+        x_grad, weight_grad = _empty_if(needs_x, x), _empty_if(needs_alpha, weight)  # only alpha needs all of dL/dW
         if needs_x or needs_alpha:
             places = _full_support(geometry)
             _backward(geometry, grad, x, None, 0.0, places, weight, x_grad, weight_grad, needs_alpha=False)
@@ -119,7 +110,7 @@ class FilterRoute:
         return x_grad, *self._from_weight(weight_grad, x, positions, needs)
 
     def _weight(self, values: Tensor, positions: Tensor, alpha: Tensor | None) -> Tensor:
-        """W as a vector."""
+        """Return W as a vector."""
         assert alpha is not None
         dense = (stored_weight(self.offset, values.dtype, values.device) * alpha).view(-1)
         return dense.index_add_(0, positions, values)
@@ -127,7 +118,7 @@ class FilterRoute:
     def _from_weight(
         self, weight_grad: Tensor | None, x: Tensor, positions: Tensor, needs: Needs
     ) -> tuple[Tensor | None, Tensor | None]:
-        """The gradients of values and alpha from that of W."""
+        """Return those gradients of values and alpha that are needed, for the gradient of W as a vector."""
         if weight_grad is None:
             return None, None
         D = stored_weight(self.offset, x.dtype, x.device).view(-1)
@@ -135,66 +126,68 @@ class FilterRoute:
         return values_grad, torch.dot(weight_grad, D) if needs[2] else None
 
     def multiply_adds(self, x: Tensor, nnz: int) -> int:
-        return count_outputs(x, self.geometry) * math.prod(self.geometry.weight_shape)
+        return count_dense(x, self.geometry)
 
 
 class DepthwiseRoute(FilterRoute):
-    """W is built, and applied to channels-last tensors as they lie: one channel per filter."""
+    """The route that builds W of a depthwise convolution and applies it to channels-last tensors without a copy."""
 
     name = "depthwise"
 
     def forward(self, x: Tensor, values: Tensor, positions: Tensor, alpha: Tensor | None) -> Tensor:
-        y, weight = output_like(x, self.geometry), self._weight(values, positions, alpha)
-        kernels.depthwise_forward(self.geometry.pack(), _raw(x), _raw(weight), _raw(y), torch.get_num_threads())
+        y, weight = empty_output(x, self.geometry), self._weight(values, positions, alpha)
+        arrays = _detached(x), _detached(weight), _detached(y)
+        kernels.depthwise_forward(self.geometry.pack(), *arrays, torch.get_num_threads())
         return y
 
     def backward(
         self, grad: Tensor, x: Tensor, values: Tensor, positions: Tensor, alpha: Tensor | None, needs: Needs
     ) -> Gradients:
         weight = self._weight(values, positions, alpha)
-        x_grad, weight_grad = _room(x, needs[0]), _room(weight, needs[1] or needs[2])
-        targets = _raw_or_none(x_grad), _raw_or_none(weight_grad)
-        arrays = _raw(grad), _raw(x), _raw(weight)
+        x_grad, weight_grad = _empty_if(needs[0], x), _empty_if(needs[1] or needs[2], weight)
+        targets = _detached(x_grad), _detached(weight_grad)
+        arrays = _detached(grad), _detached(x), _detached(weight)
         kernels.depthwise_backward(self.geometry.pack(), *arrays, *targets, torch.get_num_threads())
         return x_grad, *self._from_weight(weight_grad, x, positions, needs)
 
 
 @dataclasses.dataclass(frozen=True)
 class PixelRoute:
-    """1x1 layers: alpha D + S is applied to packed channels-last pixels as they lie, by a product and few additions."""
+    """The route of small 1x1 layers: alpha D + S, a small matrix, is applied to packed channels-last pixels."""
 
     geometry: Geometry
     offset: PatchOffset
     name = "pixels"
 
     def forward(self, x: Tensor, values: Tensor, positions: Tensor, alpha: Tensor | None) -> Tensor:
-        y = output_like(x, self.geometry)
+        y = empty_output(x, self.geometry)
         layer = self._layer(values, positions, alpha)
-        kernels.pointwise_forward(_raw(x), *layer, _raw(y), torch.get_num_threads())
+        kernels.pointwise_forward(_detached(x), *layer, _detached(y), torch.get_num_threads())
         return y
 
     def backward(
         self, grad: Tensor, x: Tensor, values: Tensor, positions: Tensor, alpha: Tensor | None, needs: Needs
     ) -> Gradients:
-        x_grad, values_grad = _room(x, needs[0]), _room(values, needs[1])
-        layer, targets = self._layer(values, positions, alpha), (_raw_or_none(x_grad), _raw_or_none(values_grad))
-        inner = kernels.pointwise_backward(_raw(grad), _raw(x), *layer, *targets, torch.get_num_threads())
+        x_grad, values_grad = _empty_if(needs[0], x), _empty_if(needs[1], values)
+        layer, targets = self._layer(values, positions, alpha), (_detached(x_grad), _detached(values_grad))
+        inner = kernels.pointwise_backward(_detached(grad), _detached(x), *layer, *targets, torch.get_num_threads())
         return x_grad, values_grad, alpha.new_tensor(inner) if alpha is not None and needs[2] else None
 
     def _layer(self, values: Tensor, positions: Tensor, alpha: Tensor | None) -> tuple[Any, ...]:
+        """Return D, alpha, the support and the values as the kernels take them."""
         assert alpha is not None
-        table = stored_weight(self.offset, values.dtype, values.device).view(self.offset.shape)
-        return table, alpha.item(), compiled_support(positions, self.geometry), _raw(values.contiguous())
+        D = stored_weight(self.offset, values.dtype, values.device).view(self.offset.shape)
+        return D, alpha.item(), compiled_support(positions, self.geometry), _detached(values.contiguous())
 
     def multiply_adds(self, x: Tensor, nnz: int) -> int:
-        return count_outputs(x, self.geometry) * math.prod(self.geometry.weight_shape)
+        return count_dense(x, self.geometry)
 
 
-# --- calls ----------------------------------------------------------------------------------------------------------
+# --- calls of the kernels -------------------------------------------------------------------------------------------
 
 
 def compiled_support(positions: Tensor, geometry: Geometry) -> Any:
-    """The places of S as the kernels take them, kept for as long as the tensor of positions lives."""
+    """Return the support as the kernels take it, which is kept for as long as the tensor of positions lives."""
 
     def compile_(places: Tensor) -> Any:
         return kernels.Sparse(geometry.pack(), places.long().contiguous().numpy())
@@ -203,7 +196,7 @@ def compiled_support(positions: Tensor, geometry: Geometry) -> Any:
 
 
 def _full_support(geometry: Geometry) -> Any:
-    """Every place of a weight as the kernels take it."""
+    """Return the support with every place of the weight, as the kernels take it."""
 
     def compile_() -> Compiled:
         size = math.prod(geometry.weight_shape)
@@ -213,7 +206,8 @@ def _full_support(geometry: Geometry) -> Any:
 
 
 def _forward(geometry: Geometry, x: Tensor, offset: Any, alpha: float, places: Any, values: Tensor, y: Tensor) -> None:
-    arguments = _raw(x), offset, alpha, places, _raw(values.contiguous()), None, _raw(y)
+    """Write (alpha D + S) x to y."""
+    arguments = _detached(x), offset, alpha, places, _detached(values.contiguous()), None, _detached(y)
     kernels.forward(geometry.pack(), *arguments, torch.get_num_threads())
 
 
@@ -229,23 +223,20 @@ def _backward(
     values_grad: Tensor | None,
     needs_alpha: bool,
 ) -> float:
-    """Fill the gradients of x and values that have room; returns <x, D'g>."""
+    """Write the gradients of x and values to those tensors that are not None, and return <x, D'g>."""
     numbers = geometry.pack()
     if x_grad is not None and max(geometry.stride, default=1) > 1 and not kernels.reads_all(numbers, list(x.shape)):
-        x_grad.zero_()  # pixels that no output reads
-    arrays = _raw(grad), _raw(x), offset, alpha, places, _raw(values.contiguous())
-    targets = _raw_or_none(x_grad), _raw_or_none(values_grad)
+        x_grad.zero_()  # the kernels do not write pixels that no output reads
+    arrays = _detached(grad), _detached(x), offset, alpha, places, _detached(values.contiguous())
+    targets = _detached(x_grad), _detached(values_grad)
     return float(kernels.backward(numbers, *arrays, *targets, needs_alpha, torch.get_num_threads()))
 
 
-def _room(like: Tensor, needed: bool) -> Tensor | None:
+def _empty_if(needed: bool, like: Tensor) -> Tensor | None:
+    """Return an uninitialised tensor like `like` where it is needed, else None."""
     return torch.empty_like(like) if needed else None
 
 
-def _raw(tensor: Tensor) -> Tensor:
-    """The tensor without its gradient, which DLPack would not let out."""
-    return tensor.detach()
-
-
-def _raw_or_none(tensor: Tensor | None) -> Tensor | None:
+def _detached(tensor: Tensor | None) -> Tensor | None:
+    """Return the tensor without its gradient, because DLPack passes no tensor with a gradient to the kernels."""
     return None if tensor is None else tensor.detach()

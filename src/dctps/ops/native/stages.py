@@ -1,9 +1,9 @@
-"""An offset as the native kernels take it: a pointwise stage along the channels, then depthwise taps.
+"""An offset as the native kernels take it: a pointwise stage along the channels, then a depthwise stage.
 
     D[k, (c, t)] = sum_r stage[(k, r), c] weights[k, r, t]
 
-The pointwise stage is a Fourier transform, a Walsh-Hadamard transform, or a product with (thin) factors. Everything
-here follows from the form of the transform (`core/transforms/forms.py`); no transform is known by its name.
+The pointwise stage is a Fourier transform, a Walsh-Hadamard transform, or a product with factors, which may be thin.
+Everything here follows from the form of the transform (`core/transforms/forms.py`), never from its name.
 """
 
 import dataclasses
@@ -21,12 +21,12 @@ from dctps.core.transforms import Spectrum, Walsh, Waves
 from dctps.ops.native import kernels
 from dctps.ops.separable import thin_factors
 
-_compiled = Cache(limit=1 << 29)  # bytes of tables, shared between layers of one shape
+_compiled = Cache(limit=1 << 29)  # compiled offsets, up to this many bytes, shared by layers of one shape
 
 
 @dataclasses.dataclass(frozen=True)
 class Compiled:
-    """An object of the native kernels, and the bytes of its tables."""
+    """An object of the native kernels, with the size of its tables in bytes."""
 
     native: Any
     nbytes: int
@@ -34,16 +34,16 @@ class Compiled:
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-    """The pointwise stage, as the name of a native constructor and its arguments; then the depthwise stage."""
+    """The two stages of an offset: a native method that makes the pointwise stage, and weights of the depthwise one."""
 
-    constructor: str
+    constructor: str  # name of the method of the native offset: product, fourier or hadamard
     arguments: tuple[Any, ...]
     weights: np.ndarray  # (m, R, T)
-    source: np.ndarray | None = None  # (m R): which plane each filter's term reads; by default its own
+    source: np.ndarray | None = None  # (m R,) the plane that each term of each filter reads; by default one plane each
 
 
 def compiled_offset(kind: str, offset: PatchOffset, geometry: Geometry, dtype: torch.dtype) -> Any:
-    """The native object of an offset with a pointwise stage of this kind, shared between layers of one shape."""
+    """Return the native object of an offset with a pointwise stage of this kind; layers of one shape share it."""
     key = kind, offset, dtype, geometry.stride, geometry.dilation
     return _compiled.get(key, lambda: _compile(kind, offset, geometry, dtype)).native
 
@@ -63,28 +63,28 @@ def _compile(kind: str, offset: PatchOffset, geometry: Geometry, dtype: torch.dt
 
 
 def matrix_product(offset: PatchOffset) -> Stage:
-    """One kernel position, and so few entries that the matrix D itself is the shortest way."""
+    """Return a product with the matrix D itself, for layers with one kernel position and few weights."""
     ones = np.ones((offset.shape[0], 1, 1))
-    signs = np.ones(offset.shape[1])  # the signs of the offset are in its matrix
+    signs = np.ones(offset.shape[1])  # the matrix of the offset already contains its signs
     return Stage("product", ([None], [_array(offset.matrix(torch.float64))], signs), ones)
 
 
 def folded_product(offset: PatchOffset, dtype: torch.dtype) -> Stage:
-    """Several kernel positions: a product for the cosines and one for the sines, thin where that is shorter."""
+    """Return one product for the cosines and one for the sines, with thin factors where they are smaller."""
     even, odd, weights = folded_factors(offset)
     parts = [thin_factors(torch.from_numpy(part), torch.finfo(dtype).eps) for part in (even, odd)]
-    if any(len(part) == 1 for part in parts):  # the kernels take both parts thin, or none
+    if any(len(part) == 1 for part in parts):  # the kernels take thin factors for both products or for none
         parts = [[torch.from_numpy(part)] for part in (even, odd)]
     first = [_array(part[0]) if len(part) == 2 else None for part in parts]
     return Stage("product", (first, [_array(part[-1]) for part in parts], _signs(offset)), weights)
 
 
 def folded_factors(offset: PatchOffset) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Factors of the separable way, with channels counted from their middle: (m, n/2), (m, n/2) and (m, 2, T).
+    """Return separable factors with channels counted from their middle, of shapes (m, n/2), (m, n/2) and (m, 2, T).
 
-    With p = a_c + b_t and A0 = a_0 + a_(n-1), twice the middle, the angle of 2p + shift is that of 2 a_c - A0 plus that
-    of 2 b_t + A0 + shift. The cosine of the first is even and its sine odd under c -> n-1-c, so half of the channels
-    suffice.
+    Let p = a_c + b_t, and let A0 = a_0 + a_(n-1) be twice the middle. The angle of 2p + shift is then the angle of
+    2 a_c - A0 plus the angle of 2 b_t + A0 + shift. The cosine of the first is even and its sine is odd under
+    c -> n-1-c, so half of the channels suffice.
     """
     waves = _waves(offset)
     a, b = offset.channel_slots.numpy(), offset.tap_slots.numpy()
@@ -95,7 +95,7 @@ def folded_factors(offset: PatchOffset) -> tuple[np.ndarray, np.ndarray, np.ndar
 
 
 def _taps_of_waves(waves: Waves, angles: np.ndarray) -> np.ndarray:  # (m, T) -> (m, 2, T)
-    """What multiplies cos L and sin L in cosine cos(L + R) + sine sin(L + R), for the angles R of the taps."""
+    """Return the factors of cos L and sin L in cosine cos(L + R) + sine sin(L + R), for the angles R of the taps."""
     cos, sin = np.cos(angles), np.sin(angles)
     return np.stack([waves.cosine * cos + waves.sine * sin, waves.sine * cos - waves.cosine * sin], axis=1)
 
@@ -104,13 +104,13 @@ def _taps_of_waves(waves: Waves, angles: np.ndarray) -> np.ndarray:  # (m, T) ->
 
 
 def line(offset: PatchOffset) -> Stage:
-    """One kernel position: the transform itself."""
+    """Return the transform itself, for layers with one kernel position."""
     spectrum = _waves(offset).spectrum(offset.shape[1])
     return _fourier(spectrum, _signs(offset), np.ones((offset.shape[0], 1, 1)))
 
 
 def channel_period(offset: PatchOffset) -> int:
-    """The period of the waves along the channels of a patch in channel order without padding; else 0."""
+    """Return the period of the waves along the channels of a patch, or 0 unless it has channel order and no padding."""
     taps, waves = len(offset.tap_slots), offset.form
     if offset.recipe.order != "channel" or offset.length != offset.shape[1] or not isinstance(waves, Waves):
         return 0
@@ -118,7 +118,10 @@ def channel_period(offset: PatchOffset) -> int:
 
 
 def channel_spectrum(offset: PatchOffset) -> Stage:
-    """Several kernel positions in channel order: cos(L + phase) and sin(L + phase) for L = 2 pi f c / period."""
+    """Return the Fourier transform that gives cos(L + phase) and sin(L + phase) with L = 2 pi f c / period.
+
+    It serves layers with several kernel positions in channel order.
+    """
     waves, period = _waves(offset), channel_period(offset)
     phase = waves.angles(np.array([waves.shift]))[:, 0]
     cos, sin = waves.norm * np.cos(phase), waves.norm * np.sin(phase)
@@ -139,7 +142,11 @@ def _fourier(spectrum: Spectrum, signs: np.ndarray, weights: np.ndarray) -> Stag
 
 
 def hadamard(offset: PatchOffset) -> Stage:
-    """The bits of a row that belong to the channels choose a plane; those of the kernel positions are in the taps."""
+    """Return a Walsh-Hadamard transform along the channels.
+
+    The channel bits of a row of D say which plane of the transform it reads. Its kernel position bits give the signs of
+    the depthwise weights.
+    """
     assert isinstance(offset.form, Walsh)
     channels, taps = len(offset.channel_slots), len(offset.tap_slots)
     wide = offset.transform.padded(channels)
