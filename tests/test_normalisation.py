@@ -410,7 +410,7 @@ def with_norm(norm: nn.Module) -> nn.Sequential:
 @pytest.mark.parametrize(
     ("build_net", "message"),
     [
-        (lambda: with_norm(nn.BatchNorm2d(17)), r"BatchNorm layer '1' has \(channels, pairs\) \(\(17,\), 4\)"),
+        (lambda: with_norm(nn.BatchNorm2d(17)), r"BatchNorm layer '1' has \(channels, nnz\) \(\(17,\), 4\)"),
         (
             lambda: with_norm(nn.BatchNorm2d(16, affine=False)),
             "its '1' is a BatchNorm2d, not a BatchNorm layer with sc",
@@ -418,7 +418,7 @@ def with_norm(norm: nn.Module) -> nn.Sequential:
         (lambda: with_norm(nn.GroupNorm(4, 16)), "its '1' is a GroupNorm"),
         (lambda: with_norm(nn.BatchNorm2d(16, track_running_stats=False)), r"missing in the network: \['1.num_batches"),
         (lambda: nn.Sequential(*list(net())[:9]), "it has no layer '9'"),
-        (lambda: pruned(0.6), r"BatchNorm layer '1' has \(channels, pairs\)"),
+        (lambda: pruned(0.6), r"BatchNorm layer '1' has \(channels, nnz\)"),
     ],
 )
 def test_files_of_another_network_are_refused_and_the_network_stays(build_net, message, path):
@@ -460,7 +460,7 @@ def set_norm(**fields):
         ({"manifest": lambda m: m.update(norms=3)}, "inconsistent"),
         ({"manifest": lambda m: m.pop("norms")}, "should hold 0 elements"),
         ({"manifest": lambda m: m.update(statistics=1)}, "inconsistent: statistics 1"),
-        ({"manifest": lambda m: m.update(statistics=False)}, "it holds the running statistics '1.* and denies it"),
+        ({"manifest": lambda m: m.update(statistics=False)}, "it holds the running statistics '1.* says that it has none"),
         ({"tensors": lambda t: t.pop("dctps/BatchNorm/float32")}, "should hold 20 elements"),
         ({"tensors": lambda t: t.pop("1.running_mean")}, r"missing in the file: \['1.running_mean'\]"),
     ],

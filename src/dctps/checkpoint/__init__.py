@@ -1,1 +1,1 @@
-"""The file of a sparse network: what is in it, writing it, reading it."""
+"""The file of a sparse network: its contents, saving and loading."""

@@ -1,10 +1,10 @@
-"""The file: one safetensors file with the values, where they are, and the rest of the state; D never.
+"""The contents of a file: one safetensors file with the values, their positions and the rest of the state, without D.
 
-    dctps/values/<dtype>     the values of all layers, one after the other
-    dctps/alpha              one alpha per layer with an offset, in float64, which holds any of them exactly
-    dctps/BatchNorm/<dtype>  the scales, then the shifts, of each sparse BatchNorm layer
-    dctps/positions          Elias-Fano codes (`coding.py`) of the supports that are not given by a seed
-    <own names>              every other parameter and buffer: biases, running statistics, embeddings ...
+    dctps/values/<dtype>      the values of all layers, one after the other
+    dctps/alpha               one alpha for each layer with an offset, in float64, which holds every dtype exactly
+    dctps/BatchNorm/<dtype>   the scales, then the shifts, of each sparse BatchNorm layer
+    dctps/positions           Elias-Fano codes (core/elias_fano.py) of the supports that are not given by a seed
+    names of the state_dict   every other parameter and buffer: biases, running statistics, embeddings ...
 
 The metadata hold a JSON manifest (`dctps`: version, layers, norms; `manifest.py`) and a digest of the manifest and all
 tensors (`digest`). docs/checkpoint.md describes the format for readers in other languages. Everything in a file is
@@ -29,30 +29,31 @@ from dctps.checkpoint.manifest import POSITIONS as POSITIONS
 from dctps.core.elias_fano import decode
 from dctps.core.support import Support
 
-VERSION = 2  # 1 knows neither sparse BatchNorm layers nor files without running statistics; files without them say 1
-RESERVED = "dctps/"
+# Version 2 adds sparse BatchNorm layers and files without running statistics. A file that has neither says 1.
+VERSION = 2
+RESERVED = "dctps/"  # the names of packed tensors begin with it
 
 
 class CheckpointError(ValueError):
-    """A file that cannot be loaded, or a network that cannot be saved; the message says why and what to do."""
+    """The error for a file that cannot be loaded or a network that cannot be saved; it says why and what to do."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Contents:
-    """A file, read and checked: a support, values and alpha for each layer, and the rest of the state."""
+    """A file that was read and checked: the support, values and alpha of each layer, and the rest of the state."""
 
     entries: list[LayerEntry]
     norms: list[NormEntry]
-    supports: dict[str, Support]
-    values: dict[str, Tensor]  # of a BatchNorm layer: the scales, then the shifts
+    supports: dict[str, Support]  # by layer name, as are values and alphas
+    values: dict[str, Tensor]  # for a BatchNorm layer: the scales, then the shifts
     alphas: dict[str, Tensor]
-    rest: dict[str, Tensor]
-    tensors: dict[str, Tensor]  # as they stand in the file
+    rest: dict[str, Tensor]  # by name in the state_dict
+    tensors: dict[str, Tensor]  # all tensors of the file, by their names there
     statistics: bool  # whether the running statistics of BatchNorm are in the file
 
 
 def digest_of(manifest: str, tensors: dict[str, Tensor]) -> str:
-    """Of everything that a file says: the manifest, and each tensor's name, type, shape and bytes."""
+    """Return a digest of the manifest and of the name, type, shape and bytes of each tensor."""
     digest = hashlib.blake2b(manifest.encode(), digest_size=16)
     for name in sorted(tensors):
         tensor = tensors[name]
@@ -65,7 +66,7 @@ def digest_of(manifest: str, tensors: dict[str, Tensor]) -> str:
 
 
 def read(path: str | os.PathLike[str]) -> Contents:
-    """The contents of a file, checked against themselves; CheckpointError where anything is amiss."""
+    """Read a file and check that its parts fit together; raise CheckpointError if they do not."""
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {str(path)!r}")
@@ -76,14 +77,14 @@ def read(path: str | os.PathLike[str]) -> Contents:
         if len({entry.name for entry in (*entries, *norms)}) != len(entries) + len(norms):
             raise ValueError("a layer is listed twice")
         if type(statistics := manifest.get("statistics", True)) is not bool:
-            raise ValueError(f"statistics {statistics!r}")
-        return _unpacked(entries, norms, tensors, dict(manifest.get("tied", {})), statistics)
+            raise ValueError(f"statistics {statistics!r} is neither true nor false")
+        return _unpack(entries, norms, tensors, dict(manifest.get("tied", {})), statistics)
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
         raise CheckpointError(f"{path} is inconsistent: {error}; it was not written by dctps.save") from error
 
 
 def _open(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The manifest and the tensors of a file whose format, version and digest are right."""
+    """Return the manifest and the tensors of a file; raise CheckpointError if format, version or digest is wrong."""
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
@@ -104,6 +105,7 @@ def _open(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 def _check_version(path: Path, manifest: Any) -> None:
+    """Raise CheckpointError unless this library reads the version that the manifest names."""
     version = manifest.get("version") if isinstance(manifest, dict) else None
     if type(version) is not int or version < 1:
         raise CheckpointError(f"{path} has a manifest without a version; it was not written by dctps.save")
@@ -111,32 +113,34 @@ def _check_version(path: Path, manifest: Any) -> None:
         raise CheckpointError(f"{path} has format version {version}, this dctps reads up to {VERSION}; upgrade dctps")
 
 
-def _unpacked(
+def _unpack(
     entries: list[LayerEntry],
     norms: list[NormEntry],
     tensors: dict[str, Tensor],
     tied: dict[str, str],
     statistics: bool,
 ) -> Contents:
+    """Cut the packed tensors into the parts of each layer."""
     packed = {name: tensor for name, tensor in tensors.items() if name.startswith(RESERVED)}
     rest = {name: tensor for name, tensor in tensors.items() if name not in packed}
     _check_sizes([*entries, *norms], packed)
     values, alphas, supports = dict[str, Tensor](), dict[str, Tensor](), dict[str, Support]()
     used = dict.fromkeys(packed, 0)
     for entry in (*entries, *norms):
-        own = dict[str, Tensor]()
+        parts = dict[str, Tensor]()
         for name, length in entry.lengths().items():
-            own[name] = packed[name][used[name] : used[name] + length]
+            parts[name] = packed[name][used[name] : used[name] + length]
             used[name] += length
-        values[entry.name] = own[(NORMS if isinstance(entry, NormEntry) else VALUES) + entry.dtype]
-        if ALPHA in own:
-            alphas[entry.name] = own[ALPHA][0]
-        supports[entry.name] = _support(entry, own.get(POSITIONS))
+        values[entry.name] = parts[(NORMS if isinstance(entry, NormEntry) else VALUES) + entry.dtype]
+        if ALPHA in parts:
+            alphas[entry.name] = parts[ALPHA][0]
+        supports[entry.name] = _support(entry, parts.get(POSITIONS))
     rest |= {alias: rest[name] for alias, name in tied.items()}
     return Contents(entries, norms, supports, values, alphas, rest, tensors, statistics)
 
 
 def _support(entry: Entry, code: Tensor | None) -> Support:
+    """Return the support of an entry, from its seed or from the code of its positions."""
     if entry.seed is not None:
         return Support.sample(entry.shape, entry.nnz, entry.seed)
     assert code is not None
@@ -144,7 +148,10 @@ def _support(entry: Entry, code: Tensor | None) -> Support:
 
 
 def _check_sizes(entries: Sequence[Entry], packed: dict[str, Tensor]) -> None:
-    """Each packed tensor has exactly the elements that the entries speak of, before anything of that size is made."""
+    """Raise ValueError unless each packed tensor has exactly the elements that the entries need.
+
+    This comes first, so that a damaged entry cannot make the reader allocate a huge tensor.
+    """
     expected: dict[str, int] = {}
     for entry in entries:
         for name, length in entry.lengths().items():

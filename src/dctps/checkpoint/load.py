@@ -1,9 +1,9 @@
-"""Putting the contents of a file into a network: plain, sparse, or built under torch.device("meta")."""
+"""Loading a file into a network: a plain one, a sparse one, or one built under torch.device("meta")."""
 
-import dataclasses
 import os
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -11,14 +11,14 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from dctps.checkpoint.contents import CheckpointError, Contents, read
 from dctps.checkpoint.manifest import LayerEntry, NormEntry
-from dctps.core.offsets import offset_name
-from dctps.nn.batchnorm import NORMS, SparseBatchNorm
+from dctps.checkpoint.matching import check_distinct, check_rest, check_tied, find_layer, find_norm, with_statistics
+from dctps.nn.batchnorm import SparseBatchNorm
 from dctps.nn.dps_layer import DpsLayer
-from dctps.nn.prunable import LAYERS, state_keys
 from dctps.nn.replace import make_sparse_layer, make_sparse_norm, replace_layers
-from dctps.nn.running_statistics import STATISTICS, tracked_norms
 from dctps.nn.wrappers import unwrapped
 from dctps.ops.functional import AUTO, check_backend
+
+Writer = Callable[[], object]  # writes one tensor into the network
 
 
 def load(
@@ -28,31 +28,32 @@ def load(
     backend: str = AUTO,
     device: torch.device | str | None = None,
 ) -> nn.Module:
-    """Load a file into a network of the same architecture, in place; returns it (for a bare layer: the new layer).
+    """Load a file into a network of the same architecture, in place, and return it (for a single layer: the new layer).
 
-    Plain layers become sparse ones; layers that are sparse already keep their Parameter objects. The model's own dtype
-    and device stay (meta tensors are made on `device`, by default the CPU). If anything does not fit, CheckpointError
-    says what, and the model is as it was. A file without running statistics resets those of the model and warns.
+    Plain layers become sparse ones; layers that are sparse already keep their Parameter objects. The dtype and device
+    of the model stay; meta tensors become real ones on `device`, by default the CPU. If anything does not fit,
+    CheckpointError says what, and the model is as it was. A file without running statistics resets those of the model
+    and warns.
     """
     check_backend(backend)
     contents, outer, model = read(path), model, unwrapped(model)
     target = torch.device(device or "cpu")
     try:
-        contents = _with_statistics(contents, model)
-        modules = {entry.name: _module(model, entry) for entry in contents.entries}
-        norms = {entry.name: _norm(model, entry) for entry in contents.norms}
-        _check_distinct({**modules, **norms})
-        _check_rest(model, contents)
-        new = _new_layers(modules, norms, contents, backend, target)
-        rest = _rest_writers(model, new, contents, target)
+        contents = with_statistics(contents, model)
+        layers = {entry.name: find_layer(model, entry) for entry in contents.entries}
+        norms = {entry.name: find_norm(model, entry) for entry in contents.norms}
+        check_distinct({**layers, **norms})
+        check_rest(model, contents)
+        new = _new_layers(layers, norms, contents, backend, target)
+        writers = _rest_writers(model, new, contents, target)
     except ValueError as error:
         raise CheckpointError(f"{path} does not fit this network: {error}") from error
     with torch.no_grad():
         for entry in contents.entries:
-            _fill(new.get(id(modules[entry.name]), modules[entry.name]), entry, contents)
+            _fill_layer(new.get(id(layers[entry.name]), layers[entry.name]), entry, contents)
         for norm in contents.norms:
             _fill_norm(new.get(id(norms[norm.name]), norms[norm.name]), norm, contents)
-        for write in rest:
+        for write in writers:
             write()
     result = replace_layers(model, new)
     if not contents.statistics:
@@ -61,119 +62,30 @@ def load(
     return result if outer is model else outer
 
 
-# --- what fits ------------------------------------------------------------------------------------------------------
-
-
-def _with_statistics(contents: Contents, model: nn.Module) -> Contents:
-    """Where a file holds no running statistics: the contents with those that torch starts from."""
-    if contents.statistics:
-        return contents
-    start = dict(zip(STATISTICS, (torch.zeros, torch.ones, torch.zeros), strict=True))
-    state, fresh = model.state_dict(), dict[str, Tensor]()
-    for key in state_keys(model, tracked_norms(model), STATISTICS):
-        fresh[key] = start[key.rpartition(".")[2]](state[key].shape, dtype=state[key].dtype, device="cpu")
-    if fresh.keys() & contents.rest.keys():
-        raise ValueError(f"it holds the running statistics {min(fresh.keys() & contents.rest.keys())!r} and denies it")
-    return dataclasses.replace(contents, rest=contents.rest | fresh)
-
-
-def _module(model: nn.Module, entry: LayerEntry) -> nn.Module:
-    """The layer that an entry speaks of; ValueError where there is none like it."""
-    try:
-        module = model.get_submodule(entry.name)
-    except AttributeError:
-        raise ValueError(f"it has no layer {entry.name!r}") from None
-    if isinstance(module, DpsLayer):
-        _check_sparse(module, entry)
-        return module
-    weight = module._parameters.get("weight") if type(module) in LAYERS else None
-    if weight is None:
-        raise ValueError(f"its {entry.name!r} is a {type(module).__name__}, not a linear layer or a convolution")
-    if tuple(weight.shape) != entry.shape:
-        raise ValueError(
-            f"its layer {entry.name!r} has a weight of shape {tuple(weight.shape)}, the file {entry.shape}"
-        )
-    return module
-
-
-def _norm(model: nn.Module, entry: NormEntry) -> _BatchNorm:
-    """The BatchNorm layer that an entry speaks of; ValueError where there is none like it."""
-    try:
-        norm = model.get_submodule(entry.name)
-    except AttributeError:
-        raise ValueError(f"it has no layer {entry.name!r}") from None
-    whole = type(norm) in NORMS and all(norm._parameters.get(key) is not None for key in ("weight", "bias"))
-    if not isinstance(norm, _BatchNorm) or not (whole or isinstance(norm, SparseBatchNorm)):
-        raise ValueError(f"its {entry.name!r} is a {type(norm).__name__}, not a BatchNorm layer with scale and shift")
-    mine = (norm.num_features,), norm.nnz if isinstance(norm, SparseBatchNorm) else entry.nnz
-    if mine != (entry.shape, entry.nnz):
-        raise ValueError(
-            f"its BatchNorm layer {entry.name!r} has (channels, pairs) {mine}, the file {entry.shape, entry.nnz}"
-        )
-    return norm
-
-
-def _check_distinct(modules: dict[str, nn.Module]) -> None:
-    """Two layers of the file may not fall on one module that the network uses twice."""
-    seen: dict[int, str] = {}
-    for name, module in modules.items():
-        first = seen.setdefault(id(module), name)
-        if first != name:
-            raise ValueError(f"its layers {first!r} and {name!r} are one and the same, in the file they are two")
-
-
-def _check_sparse(layer: DpsLayer, entry: LayerEntry) -> None:
-    if layer.values.is_meta:
-        raise ValueError(f"its sparse layer {entry.name!r} is on the meta device; load into the plain network instead")
-    mine = layer.geometry.weight_shape, layer.nnz, offset_name(layer.offset)
-    theirs = entry.shape, entry.nnz, entry.offset
-    if mine != theirs:
-        raise ValueError(
-            f"its sparse layer {entry.name!r} has (shape, nnz, offset) {mine}, the file {theirs}; "
-            "load into the plain network instead"
-        )
-
-
-def _check_rest(model: nn.Module, contents: Contents) -> None:
-    """The state outside the entries has the same names and shapes on both sides."""
-    named, norms = ({entry.name for entry in entries} for entries in (contents.entries, contents.norms))
-    sparse = {name for name, layer in model.named_modules() if isinstance(layer, DpsLayer | SparseBatchNorm)}
-    if sparse - named - norms:
-        raise ValueError(f"its layer {min(sparse - named - norms)!r} is sparse, in the file it is not")
-    own = state_keys(model, map(model.get_submodule, named), ("weight", "values", "positions", "alpha"))
-    own |= state_keys(model, map(model.get_submodule, norms), ("weight", "bias", "scale", "shift", "positions"))
-    mine = {key: value for key, value in model.state_dict().items() if key not in own}
-    if mine.keys() != contents.rest.keys():
-        missing, extra = sorted(mine.keys() - contents.rest.keys()), sorted(contents.rest.keys() - mine.keys())
-        raise ValueError(f"missing in the file: {missing or 'nothing'}; missing in the network: {extra or 'nothing'}")
-    for key, tensor in contents.rest.items():
-        if tensor.shape != mine[key].shape:
-            raise ValueError(f"its {key!r} has shape {tuple(mine[key].shape)}, the file {tuple(tensor.shape)}")
-
-
-# --- writing into the model -----------------------------------------------------------------------------------------
+# --- the sparse layers ----------------------------------------------------------------------------------------------
 
 
 def _new_layers(
-    modules: Mapping[str, nn.Module],
+    layers: Mapping[str, nn.Module],
     norms: Mapping[str, _BatchNorm],
     contents: Contents,
     backend: str,
     device: torch.device,
 ) -> dict[int, nn.Module]:
-    """Sparse layers for the plain ones that the file speaks of, by the id of these."""
+    """Return a sparse layer for each plain one that is sparse in the file, by the id of the plain layer."""
     new: dict[int, nn.Module] = {}
     for entry in contents.entries:
-        if not isinstance(module := modules[entry.name], DpsLayer):
+        if not isinstance(layer := layers[entry.name], DpsLayer):
             options = {"offset": entry.offset, "train_alpha": entry.train_alpha, "backend": backend}
-            new[id(module)] = make_sparse_layer(entry.name, module, contents.supports[entry.name], options, device)
+            new[id(layer)] = make_sparse_layer(entry.name, layer, contents.supports[entry.name], options, device)
     for name, norm in norms.items():
         if not isinstance(norm, SparseBatchNorm):
             new[id(norm)] = make_sparse_norm(norm, contents.supports[name], device)
     return new
 
 
-def _fill(layer: nn.Module, entry: LayerEntry, contents: Contents) -> None:
+def _fill_layer(layer: nn.Module, entry: LayerEntry, contents: Contents) -> None:
+    """Write the values, positions, alpha and bias of the file into a sparse layer."""
     assert isinstance(layer, DpsLayer)
     layer.values.copy_(contents.values[entry.name])
     layer.positions.copy_(contents.supports[entry.name].positions)
@@ -186,6 +98,7 @@ def _fill(layer: nn.Module, entry: LayerEntry, contents: Contents) -> None:
 
 
 def _fill_norm(norm: nn.Module, entry: NormEntry, contents: Contents) -> None:
+    """Write the scales, shifts and positions of the file into a sparse BatchNorm layer."""
     assert isinstance(norm, SparseBatchNorm)
     scale, shift = contents.values[entry.name].view(2, -1)
     norm.scale.copy_(scale)
@@ -194,51 +107,73 @@ def _fill_norm(norm: nn.Module, entry: NormEntry, contents: Contents) -> None:
     norm.seed = entry.seed
 
 
+# --- the rest of the state ------------------------------------------------------------------------------------------
+
+
+class _Slot(NamedTuple):
+    """A place in the network for a parameter or a buffer; it may be empty."""
+
+    name: str  # in the state_dict
+    module: nn.Module
+    store: dict[str, Tensor | None]
+    key: str  # in the store
+
+
+def _slots(model: nn.Module, new: Mapping[int, nn.Module]) -> Iterator[_Slot]:
+    """Yield the places of all parameters and buffers, with new layers in place of the old ones."""
+    for path, module in model.named_modules(remove_duplicate=False):
+        layer = new.get(id(module), module)
+        for store in (layer._parameters, layer._buffers):
+            for key in store:
+                yield _Slot(f"{path}.{key}" if path else key, module, store, key)
+
+
 def _rest_writers(
-    model: nn.Module, twins: Mapping[int, nn.Module], contents: Contents, device: torch.device
-) -> list[Callable[[], object]]:
-    """One action per remaining tensor: copy into a real one, or put a new one in the place of a meta one."""
-    converted = {id(model.get_submodule(entry.name)) for entry in contents.entries}
-    sources: dict[int, str] = {}  # the entry of the file that each tensor of the model takes
-    made: dict[int, Tensor] = {}
-    writers: list[Callable[[], object]] = []
-    placed, homeless = set[str](), []
-    for name, module in model.named_modules(remove_duplicate=False):
-        twin = twins.get(id(module), module)  # of BatchNorm, with its statistics
-        for store in (twin._parameters, twin._buffers):
-            for key, old in store.items():
-                full = f"{name}.{key}" if name else key
-                placed.add(full)
-                if old is None or id(module) in converted:
-                    continue
-                if full not in contents.rest:  # a buffer outside the state, or packed
-                    homeless += [full] if old.is_meta else []
-                    continue
-                _check_tied(contents, sources.setdefault(id(old), full), full)
-                new = contents.rest[full]
-                if old.is_meta:
-                    new = made[id(old)] = made.get(id(old), _real(old, new, device))
-                writers.append(_setter(store, key, new) if old.is_meta else _copier(old, new))
-    if homeless:
-        raise ValueError(f"{', '.join(homeless)} is on the meta device and no part of the state; give it real values")
-    if contents.rest.keys() - placed:
-        raise ValueError(f"it has no place for {sorted(contents.rest.keys() - placed)}")
+    model: nn.Module, new: Mapping[int, nn.Module], contents: Contents, device: torch.device
+) -> list[Writer]:
+    """Return a writer for each remaining tensor of the file; raise ValueError if a tensor has no place or no value.
+
+    A writer copies into a real tensor, or puts a new tensor in place of a meta one.
+    """
+    filled = {id(model.get_submodule(entry.name)) for entry in contents.entries}  # by `_fill_layer`
+    sources: dict[int, str] = {}  # by the id of each tensor of the model: the name of the tensor that it takes
+    made: dict[int, Tensor] = {}  # by the id of each meta tensor: the tensor that replaces it
+    writers: list[Writer] = []
+    slots, without_value = list(_slots(model, new)), []
+    for name, module, store, key in slots:
+        old = store[key]
+        if old is None or id(module) in filled:
+            continue
+        if name in contents.rest:
+            check_tied(contents, sources.setdefault(id(old), name), name)
+            writers.append(_writer(store, key, contents.rest[name], device, made))
+        elif old.is_meta:  # a buffer that is not saved
+            without_value.append(name)
+    if without_value:
+        names = ", ".join(without_value)
+        raise ValueError(f"{names} is on the meta device and no part of the state; give it real values first")
+    without_place = contents.rest.keys() - {slot.name for slot in slots}
+    if without_place:
+        raise ValueError(f"it has no place for {sorted(without_place)}")
     return writers
 
 
-def _check_tied(contents: Contents, first: str, second: str) -> None:
-    if not torch.equal(contents.rest[first], contents.rest[second]):
-        raise ValueError(f"its {first!r} and {second!r} are one and the same, in the file they differ")
+def _writer(
+    store: dict[str, Tensor | None], key: str, value: Tensor, device: torch.device, made: dict[int, Tensor]
+) -> Writer:
+    """Return a function that writes a value into a place of the network.
+
+    made: collects the tensors that replace meta tensors, so that a tensor in two places stays one tensor.
+    """
+    old = store[key]
+    assert old is not None
+    if not old.is_meta:
+        return lambda: old.copy_(value)
+    real = made.setdefault(id(old), _real_tensor(old, value, device))
+    return lambda: store.__setitem__(key, real)
 
 
-def _copier(old: Tensor, new: Tensor) -> Callable[[], object]:
-    return lambda: old.copy_(new)
-
-
-def _setter(store: dict[str, Tensor | None], key: str, new: Tensor) -> Callable[[], object]:
-    return lambda: store.__setitem__(key, new)
-
-
-def _real(old: Tensor, new: Tensor, device: torch.device) -> Tensor:
-    real = new.to(device, old.dtype, copy=True)
-    return nn.Parameter(real, requires_grad=old.requires_grad) if isinstance(old, nn.Parameter) else real
+def _real_tensor(meta: Tensor, value: Tensor, device: torch.device) -> Tensor:
+    """Return a tensor with this value, and with the dtype and kind (parameter or buffer) of a meta tensor."""
+    real = value.to(device, meta.dtype, copy=True)
+    return nn.Parameter(real, requires_grad=meta.requires_grad) if isinstance(meta, nn.Parameter) else real

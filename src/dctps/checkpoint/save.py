@@ -1,4 +1,4 @@
-"""Writing a sparse network to one safetensors file, atomically; `contents.py` says what is in the file."""
+"""Saving a sparse network to one safetensors file; `contents.py` says what is in the file."""
 
 import json
 import math
@@ -24,21 +24,22 @@ from dctps.nn.wrappers import unwrapped
 
 
 def save(model: nn.Module, path: str | os.PathLike[str], *, statistics: bool = True) -> None:
-    """Write the network to one file, atomically.
+    """Save a sparse network to one file; a reader of the path sees the old file or the new one, never a part.
 
-    A support that is still the sampled one is saved as its seed; any other takes about log2(size / nnz) + 2 bits a
-    value. D is not saved: an offset of your own class cannot be, because the file could not say what it is.
+    A support that a seed gives is saved as that seed; any other takes about log2(size / nnz) + 2 bits a value. D is not
+    saved, only the name of the offset. A network with an offset of your own class cannot be saved, because a file
+    cannot name it.
 
     statistics: whether to save the running statistics of BatchNorm layers, two numbers a channel. Without them the
-        network must see some data after loading, by `recalibrate`, before it can be evaluated.
+        loaded network must see some data, by `recalibrate`, before it can be evaluated.
     """
     model = unwrapped(model)
     layers = {name: m for name, m in model.named_modules() if isinstance(m, DpsLayer | SparseBatchNorm)}
     if not layers:
         raise CheckpointError("this network has no sparse layer; save its state_dict with safetensors instead")
-    entries = [_entry(name, m) for name, m in layers.items() if isinstance(m, DpsLayer)]
+    entries = [_layer_entry(name, m) for name, m in layers.items() if isinstance(m, DpsLayer)]
     norms = [_norm_entry(name, m) for name, m in layers.items() if isinstance(m, SparseBatchNorm)]
-    tensors = _packed(layers, [*entries, *norms])
+    tensors = _pack(layers, [*entries, *norms])
     left_out = set() if statistics else state_keys(model, tracked_norms(model), STATISTICS)
     rest, tied = _rest(model, layers, left_out)
     tensors |= rest
@@ -51,15 +52,15 @@ def save(model: nn.Module, path: str | os.PathLike[str], *, statistics: bool = T
     }
     text = json.dumps(manifest, separators=(",", ":"))
     metadata = {"dctps": text, "digest": digest_of(text, tensors)}
-    content = serialize(tensors, metadata)  # not save_file, whose own temporary file would outlive a kill
+    content = serialize(tensors, metadata)  # save_file would leave its temporary file behind if it is killed
     write_atomically(path, lambda temporary: temporary.write_bytes(content))
 
 
-def _entry(name: str, layer: DpsLayer) -> LayerEntry:
+def _layer_entry(name: str, layer: DpsLayer) -> LayerEntry:
     if layer.offset is not None and not isinstance(layer.offset, PatchOffset):
         kind = type(layer.offset).__name__
         raise CheckpointError(
-            f"layer {name!r} has an offset of class {kind}, which a file cannot name; save its state_dict"
+            f"layer {name!r} has an offset of class {kind}, which a file cannot name; save its state_dict instead"
         )
     dtype = _dtype(name, layer.values)
     offset = None if layer.offset is None else layer.offset.recipe.name
@@ -74,6 +75,7 @@ def _norm_entry(name: str, norm: SparseBatchNorm) -> NormEntry:
 
 
 def _dtype(name: str, values: Tensor) -> str:
+    """Return the name of the dtype of the values; raise CheckpointError if a file cannot hold them."""
     if values.is_meta:
         raise CheckpointError(f"layer {name!r} is on the meta device: there are no values to save")
     dtype = str(values.dtype).removeprefix("torch.")
@@ -82,7 +84,8 @@ def _dtype(name: str, values: Tensor) -> str:
     return dtype
 
 
-def _packed(layers: Mapping[str, DpsLayer | SparseBatchNorm], entries: Sequence[Entry]) -> dict[str, Tensor]:
+def _pack(layers: Mapping[str, DpsLayer | SparseBatchNorm], entries: Sequence[Entry]) -> dict[str, Tensor]:
+    """Return the packed tensors: the values, alphas and positions of all layers, one after the other."""
     tensors: dict[str, list[Tensor]] = {}
     for entry in entries:
         layer = layers[entry.name]
@@ -101,13 +104,13 @@ def _packed(layers: Mapping[str, DpsLayer | SparseBatchNorm], entries: Sequence[
 def _rest(
     model: nn.Module, layers: Mapping[str, nn.Module], left_out: set[str]
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The state outside the packed tensors, and which names of it are other names of the same tensor."""
-    own = left_out | state_keys(model, layers.values(), ("values", "positions", "alpha", "scale", "shift"))
+    """Return the state outside the packed tensors, and the first name of each tensor that has a second name."""
+    skipped = left_out | state_keys(model, layers.values(), ("values", "positions", "alpha", "scale", "shift"))
     rest, tied, seen = {}, dict[str, str](), dict[Any, str]()
     for name, tensor in model.state_dict().items():
-        if name in own:
+        if name in skipped:
             continue
-        _check_entry(name, tensor)
+        _check_tensor(name, tensor)
         place = (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
         first = seen.setdefault(place, name) if tensor.numel() else name
         if first == name:
@@ -117,12 +120,13 @@ def _rest(
     return rest, tied
 
 
-def _check_entry(name: str, tensor: Any) -> None:
+def _check_tensor(name: str, tensor: Any) -> None:
+    """Raise CheckpointError unless a file can hold this entry of the state."""
     if name.startswith(RESERVED):
-        raise CheckpointError(f"the name {name!r} is reserved; rename that module")
+        raise CheckpointError(f"the name {name!r} is reserved for packed tensors; rename that module")
     if not isinstance(tensor, Tensor) or name.endswith("_extra_state"):
         raise CheckpointError(
-            f"the state entry {name!r} is not a tensor of the network; a file can hold no extra state"
+            f"the state entry {name!r} is not a tensor of the network; a file cannot hold extra state"
         )
     if tensor.is_meta or tensor.layout != torch.strided or nn.parameter.is_lazy(tensor):
         raise CheckpointError(f"the state entry {name!r} has no plain values to save (meta, lazy or sparse)")
