@@ -1,1 +1,1 @@
-"""Hyperplane Projection: training in a random subspace of all weights."""
+"""Hyperplane Projection: training in a random subspace of all weights together."""

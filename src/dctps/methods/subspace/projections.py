@@ -1,17 +1,18 @@
 """Fixed random D x d matrices U whose columns have length one: bases of a random subspace of all weights together.
 
-Three kinds (Li et al. 2018, section S7), each applied in both directions, U v and U' g:
+There are three kinds (Li et al. 2018, section S7), each applied in both directions, U v and U' g:
 
     kind       what it is                                                   bytes (float32)    time
     dense      N(0, 1), each column divided by its length                   4 D d              D d
     sparse     one entry in sqrt(D) is not zero, +-c in each column         16 d sqrt(D)       d sqrt(D)
     fastfood   H G P H B: Hadamard, normal, permutation, Hadamard, signs    8 L + 4 d          L log L
 
-with L the next power of two from D on; `sparse` also holds where its rows and columns begin, 4 (D + d) bytes.
+L is the smallest power of two that is not below D. `sparse` also holds where its rows and columns begin, in 4 (D + d)
+bytes.
 
-The columns of the first two have length one up to rounding, those of fastfood nearly: within 0.003 of it for the
-61,510 weights of LeNet. Everything follows from the sizes and the seed (`draws.py`), so that no file needs to hold U;
-the first d columns are the same for every number of dimensions.
+The columns of the first two kinds have length one up to rounding. Those of fastfood nearly have: for the 61,510 weights
+of LeNet their length is within 0.003 of one. U follows from the sizes and the seed (core/random.py), so that no file
+needs to hold it. A smaller number of dimensions gives the first columns of the same matrix.
 """
 
 import copy
@@ -34,26 +35,26 @@ P = TypeVar("P", bound="Projection")
 
 
 class Projection:
-    """A matrix U of shape (D, d); what it holds never changes, so that copies of a network share it."""
+    """A matrix U of shape (D, d). Its numbers never change, so all copies of a network share it."""
 
     shape: tuple[int, int]
     dtype: torch.dtype
 
     def apply(self, v: Tensor) -> Tensor:  # (d,) -> (D,)
-        """U v."""
+        """Return U v."""
         raise NotImplementedError
 
     def adjoint(self, g: Tensor) -> Tensor:  # (D,) -> (d,)
-        """U' g."""
+        """Return U' g."""
         raise NotImplementedError
 
     @property
     def memory(self) -> int:
-        """The bytes that it holds."""
+        """The number of bytes that the matrix takes."""
         return sum(_bytes(tensor) for tensor in self._tensors().values())
 
     def to(self: P, device: torch.device, dtype: torch.dtype) -> P:
-        """The same numbers there and in that type; itself if they are already."""
+        """Return the matrix on this device and in this type: itself if it is there already, else a copy."""
         moved = {k: t.to(device, dtype if t.is_floating_point() else t.dtype) for k, t in self._tensors().items()}
         if all(moved[key] is tensor for key, tensor in self._tensors().items()):
             return self
@@ -75,17 +76,17 @@ def _bytes(tensor: Tensor) -> int:
 
 
 class Dense(Projection):
-    """Entries N(0, 1), each column divided by its length."""
+    """A dense U: entries from N(0, 1), each column divided by its length."""
 
     def __init__(self, sizes: Sequence[int], dimensions: int, seed: int, dtype: torch.dtype = torch.float32) -> None:
         self.shape, self.dtype = (sum(sizes), dimensions), dtype
         stream = Stream(seed, "projection/dense")
-        self.columns = self._room()
+        self.columns = self._empty_columns()
         for column in self.columns:
             normals = stream.normals(self.shape[0])
             column.copy_(torch.from_numpy(normals / math.sqrt(total(normals * normals))))
 
-    def _room(self) -> Tensor:  # (d, D): each column of U in one piece
+    def _empty_columns(self) -> Tensor:  # (d, D), so that each column of U is contiguous
         try:
             return torch.empty(self.shape[::-1], dtype=self.dtype, device="cpu")
         except RuntimeError as error:
@@ -103,11 +104,12 @@ class Dense(Projection):
 
 
 class Sparse(Projection):
-    """In a block of n rows an entry is +-n^(1/4) with probability 1/sqrt(n), else zero; columns then get length one.
+    """A sparse U: in a block of n rows an entry is +-n^(1/4) with probability 1/sqrt(n), else zero.
 
-    By default all weights are one block, n = D. With `per_tensor` each tensor is one (as in the code of Li et al.):
-    the entries then have the same variance everywhere, but small tensors have more that are not zero. A column that
-    would be empty (only where D is a handful) is drawn again.
+    Then each column is divided by its length. By default all weights are one block, n = D. With `per_tensor` each
+    tensor is a block, as in the code of Li et al.: the entries then have the same variance everywhere, but small
+    tensors have a larger fraction of entries that are not zero. A column without any such entry, which happens only for
+    very small D, is drawn again.
     """
 
     def __init__(
@@ -123,7 +125,7 @@ class Sparse(Projection):
         rows, columns, values = _entries(sizes if per_tensor else [D], d, seed)
         values = values / np.sqrt(np.bincount(columns, values * values, minlength=d))[columns]
         self.matrix = _csr(rows, columns, values, (D, d), dtype)
-        self.transposed = _csr(columns, rows, values, (d, D), dtype)  # both orders, for the speed of both products
+        self.transposed = _csr(columns, rows, values, (d, D), dtype)  # U' too, so that both products are fast
 
     def apply(self, v: Tensor) -> Tensor:
         return _product(self.matrix, v)
@@ -133,7 +135,7 @@ class Sparse(Projection):
 
 
 def _entries(blocks: Sequence[int], dimensions: int, seed: int, attempt: int = 0) -> tuple[Int64, Int64, Float64]:
-    """Row, column and value of every entry before the columns are divided by their lengths; no column is empty."""
+    """Return row, column and value of every entry, before columns are divided by their lengths; none is empty."""
     rows, columns, values, start = list[Int64](), list[Int64](), list[Float64](), 0
     for index, size in enumerate(blocks):
         name = f"projection/sparse/{attempt}/{index}"
@@ -152,6 +154,7 @@ def _entries(blocks: Sequence[int], dimensions: int, seed: int, attempt: int = 0
 
 
 def _csr(rows: Int64, columns: Int64, values: Float64, shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
+    """Return a matrix in torch's CSR format from the rows, columns and values of its entries, in any order."""
     order = np.lexsort((columns, rows))
     starts = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=shape[0]))])
     index = index_dtype(max(*shape, len(rows) + 1))
@@ -165,7 +168,7 @@ def _csr(rows: Int64, columns: Int64, values: Float64, shape: tuple[int, int], d
 
 
 def _product(matrix: Tensor, x: Tensor) -> Tensor:
-    """A sparse matrix times a vector: torch's CSR kernel where there is one, else gather and scatter."""
+    """Return a CSR matrix times a vector, by torch's kernel where there is one, else by gather and scatter."""
     if csr_works(x.device.type, x.dtype):
         return matrix @ x
     lengths = matrix.crow_indices().diff()
@@ -175,10 +178,10 @@ def _product(matrix: Tensor, x: Tensor) -> Tensor:
 
 
 class Fastfood(Projection):
-    """U = c T H G P H B (Le et al. 2013): one transform of length L = 2^ceil(log2 D) for all weights together.
+    """A structured U = c T H G P H B (Le et al. 2013), by transforms of length L = 2^ceil(log2 D) over all weights.
 
-    B pads v with zeros and gives it random signs, H is the Hadamard matrix, P a random permutation, G a diagonal of
-    N(0, 1), T keeps the first D entries; c = 1 / sqrt(D sum G^2) makes the mean square of a column's length one.
+    B gives v random signs and pads it with zeros, H is the Hadamard matrix, P a random permutation, G a diagonal matrix
+    of N(0, 1), and T keeps the first D entries. c = 1 / sqrt(D sum G^2) makes the mean square of a column's length one.
     """
 
     def __init__(self, sizes: Sequence[int], dimensions: int, seed: int, dtype: torch.dtype = torch.float32) -> None:
@@ -187,10 +190,10 @@ class Fastfood(Projection):
         stream = Stream(seed, "projection/fastfood")
         self.order = torch.from_numpy(stream.permutation(length)).to(index_dtype(length))
         normals = stream.normals(length)
-        # our transforms are orthonormal, H / sqrt(L) each: hence the factor L
+        # The two transforms are orthonormal, H / sqrt(L) each, which the factor L undoes.
         gains = normals * (length / math.sqrt(self.shape[0] * total(normals * normals)))
         self.gains = torch.from_numpy(gains).to(dtype)
-        self.signs = torch.from_numpy(stream.signs(dimensions)).to(dtype)  # of what is not padding
+        self.signs = torch.from_numpy(stream.signs(dimensions)).to(dtype)  # the padding needs none
 
     def apply(self, v: Tensor) -> Tensor:
         mixed = Hadamard().apply(self._padded(v * self.signs)).index_select(0, self.order)
@@ -203,10 +206,11 @@ class Fastfood(Projection):
         return Hadamard().apply(back)[: self.shape[1]] * self.signs
 
     def _padded(self, x: Tensor) -> Tensor:
+        """Return x with zeros behind it, up to the length L."""
         return F.pad(x, (0, len(self.order) - len(x)))
 
 
-# sizes of the tensors, dimensions, seed, type of the numbers -> U
+# Each makes U from the sizes of the weight tensors, the number of dimensions, a seed and the type of the numbers.
 PROJECTIONS: dict[str, Callable[[Sequence[int], int, int, torch.dtype], Projection]] = {
     "dense": Dense,
     "sparse": Sparse,

@@ -2,11 +2,11 @@
 
     w = d + U theta
 
-w are the D prunable weights of a network, one after the other, d their initial values, U a fixed random matrix with
-columns of length one over all D rows together (`projections.py`), and theta, which starts at zero, is all that trains
-of them; Li et al. write theta_0, P and theta^(d). Biases, BatchNorm and excluded layers train as ever.
+w are the D prunable weights of a network, one after the other, and d their initial values. U is a fixed random matrix
+(`projections.py`) whose columns, over all D rows together, have length one. Only theta trains; it starts at zero. Li et
+al. write theta_0, P and theta^(d) for d, U and theta. Biases, BatchNorm and excluded layers train as usual.
 
-Neither d nor U is part of the state: the first is the network's initialisation, the second follows from the seed.
+Neither d nor U is part of the state: d is the initialisation of the network, and U follows from the seed.
 """
 
 import copy
@@ -33,11 +33,12 @@ def project(
 ) -> "Subspace":
     """Restrict the linear layers and convolutions of `model` to a random subspace through their present weights.
 
-    The network is taken over: it becomes the part `network` of the result, its weights buffers that do not train.
+    The model itself is changed: it becomes `network` in the result, and its weights become buffers that do not train.
 
-    dimensions: of the subspace, from 1 to the number of weights.
-    kind: how U is drawn, one of PROJECTIONS: dense, sparse, sparse_per_tensor or fastfood.
-    exclude: names (patterns such as "encoder.*") or types of layers to leave out; they train as ever.
+    dimensions: the number of dimensions of the subspace, from 1 to the number of weights.
+    kind: the kind of U, one of PROJECTIONS: dense, sparse, sparse_per_tensor or fastfood.
+    seed: the seed that U is drawn from.
+    exclude: names (patterns such as "encoder.*") or types of layers that are left out and train as usual.
 
     >>> net = project(nn.Sequential(nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 2)), dimensions=5)
     >>> {name: tuple(parameter.shape) for name, parameter in net.named_parameters()}
@@ -57,7 +58,7 @@ def project(
 
 
 def _projectable(model: nn.Module, exclude: Exclude) -> dict[str, nn.Module]:
-    """The layers to project, by name; ValueError where a weight has no initial value to start from."""
+    """Return the layers to project, by name; raise ValueError if a weight has no initial value to start from."""
     if any(isinstance(module, DpsLayer | Subspace) for module in model.modules()):
         raise ValueError("this network is sparse or projected already; project the plain network instead")
     layers = targets(model, exclude)
@@ -68,7 +69,7 @@ def _projectable(model: nn.Module, exclude: Exclude) -> dict[str, nn.Module]:
 
 
 def _digest(layers: Mapping[str, nn.Module]) -> str:
-    """Of d: the names, shapes and values of the weights, whatever their precision and device."""
+    """Return a digest of d: of the names, shapes and values of the weights, whatever their precision and device."""
     digest = hashlib.blake2b(digest_size=16)
     for name, layer in layers.items():
         weight = layer.get_parameter("weight").detach().cpu().double().contiguous().numpy()
@@ -78,12 +79,12 @@ def _digest(layers: Mapping[str, nn.Module]) -> str:
 
 
 class Subspace(nn.Module):
-    """A network whose weights are d + U theta; made by `project`.
+    """A network whose weights are d + U theta; `project` makes it.
 
-    theta: the Parameter, (d,), zero at first.
-    network: the network itself; its weights are buffers that hold d and are not saved.
-    projection: U, shared by all copies.
-    identity: what U and d are, as JSON in a buffer of bytes, so that every file of the state can be checked.
+    theta: the Parameter, one number for each dimension, zero at first.
+    network: the network; its weights are buffers that hold d and are not saved.
+    projection: the matrix U, which all copies share.
+    identity: the description of U and d, as JSON in a buffer of bytes; a state with another one is refused.
     """
 
     identity: Tensor
@@ -95,16 +96,16 @@ class Subspace(nn.Module):
         first = next(iter(layers.values())).get_parameter("weight")
         self.projection = projection.to(first.device, projection.dtype)
         self.theta = nn.Parameter(torch.zeros(projection.shape[1], dtype=projection.dtype, device=first.device))
-        self.register_buffer("identity", _encoded(identity).to(first.device))
+        self.register_buffer("identity", _encode(identity).to(first.device))
         self.names = list(layers)
         for layer in layers.values():
-            _freeze(layer)
+            _make_buffer(layer)
         self.network = network
         self.train(network.training)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch cannot compile sparse matrices
     def weights(self) -> dict[str, Tensor]:
-        """d + U theta, by the names that the weights have in the network; differentiable in theta."""
+        """Return d + U theta, by the names of the weights in the network; differentiable in theta."""
         origins = [self.network.get_submodule(name).get_buffer("weight") for name in self.names]
         shift = _embed(self.theta.to(self.projection.dtype), self.projection, False)
         parts = shift.split([origin.numel() for origin in origins])
@@ -114,36 +115,37 @@ class Subspace(nn.Module):
         }
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        # a layer used twice is one layer already; told to tie its two names, torch would not restore its buffer
+        # A layer used twice is one module, so nothing needs to be tied. If torch tied its two names, it would not
+        # restore the buffer afterwards.
         return functional_call(self.network, self.weights(), args, kwargs, tie_weights=False)
 
     @torch.no_grad()
     def dense_network(self) -> nn.Module:
-        """A copy of the network as a plain one, with d + U theta as its weights; the same outputs."""
+        """Return a plain copy of the network, with d + U theta as its weights and the same outputs."""
         plain = copy.deepcopy(self.network)
         for name, weight in zip(self.names, self.weights().values(), strict=True):
-            _thaw(plain.get_submodule(name), weight)
+            _make_trainable(plain.get_submodule(name), weight)
         return plain
 
     def extra_repr(self) -> str:
-        own = _decoded(self.identity)
-        return f"{own['dimensions']} of {own['weights']} dimensions, kind={own['kind']}, seed={own['seed']}"
+        about = _decode(self.identity)
+        return f"{about['dimensions']} of {about['weights']} dimensions, kind={about['kind']}, seed={about['seed']}"
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Subspace":
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        # U goes where theta goes; half precision is for storing, not for adding up
+        # U moves with theta, but stays at least float32: half precision is too coarse to add up products.
         self.projection = self.projection.to(self.theta.device, torch.promote_types(self.theta.dtype, torch.float32))
         return self
 
     def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *args: Any) -> None:
         theirs = state_dict.get(f"{prefix}identity")
         if theirs is not None and not torch.equal(theirs.cpu(), self.identity.cpu()):
-            raise RuntimeError(_difference(_decoded(self.identity), _decoded(theirs)))  # before anything is loaded
+            raise RuntimeError(_difference(_decode(self.identity), _decode(theirs)))  # before anything is loaded
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 
 class _Embedding(torch.autograd.Function):
-    """U x, or U' x if `transposed`; each is the derivative of the other, and nothing is kept for it but U."""
+    """The product U x, or U' x if `transposed`. The gradient of each is a product with the other, so only U is kept."""
 
     @staticmethod
     def forward(x: Tensor, projection: Projection, transposed: bool) -> Tensor:
@@ -165,28 +167,31 @@ _embed: Callable[[Tensor, Projection, bool], Tensor] = _Embedding.apply
 # --- weights that do not train ---------------------------------------------------------------------------------------
 
 
-def _freeze(layer: nn.Module) -> None:
+def _make_buffer(layer: nn.Module) -> None:
+    """Turn the weight of a layer into a buffer that is not saved."""
     weight = layer.get_parameter("weight").detach()
     del layer._parameters["weight"]
     layer.register_buffer("weight", weight, persistent=False)
 
 
-def _thaw(layer: nn.Module, weight: Tensor) -> None:
+def _make_trainable(layer: nn.Module, weight: Tensor) -> None:
+    """Replace the buffer of a layer by a Parameter with these values."""
     delattr(layer, "weight")
     others = dict(layer._parameters)
-    layer._parameters.clear()  # the weight comes first, as in a layer of torch
+    layer._parameters.clear()  # so that the weight comes first, as in a layer of torch
     layer.register_parameter("weight", nn.Parameter(weight))
     layer._parameters.update(others)
 
 
-# --- what a state belongs to -----------------------------------------------------------------------------------------
+# --- the identity of a subspace --------------------------------------------------------------------------------------
 
 
-def _encoded(identity: dict[str, Any]) -> Tensor:
+def _encode(identity: dict[str, Any]) -> Tensor:
     return torch.from_numpy(np.frombuffer(json.dumps(identity).encode(), dtype=np.uint8).copy())
 
 
-def _decoded(code: Tensor) -> dict[str, Any]:
+def _decode(code: Tensor) -> dict[str, Any]:
+    """Return the identity in a buffer; an empty one if the buffer is damaged."""
     try:
         return dict(json.loads(bytes(code.tolist())))
     except (TypeError, ValueError):
@@ -194,11 +199,12 @@ def _decoded(code: Tensor) -> dict[str, Any]:
 
 
 def _difference(mine: dict[str, Any], theirs: dict[str, Any]) -> str:
+    """Return the error message for a state with another identity."""
     keys = [key for key in mine if key != "origin" and mine[key] != theirs.get(key)]
     if keys:
         words = [f"{key} {theirs.get(key)!r} instead of {mine[key]!r}" for key in keys]
         return f"the state belongs to another subspace: {', '.join(words)}"
     return (
-        "the state belongs to a network with other initial weights, from which its theta would lead elsewhere; "
-        "build the network with the seed it was built with, then project it"
+        "the state belongs to a network with other initial weights, where the same theta gives other weights; "
+        "build the network with the seed that it was built with, then project it"
     )
