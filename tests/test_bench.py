@@ -2,7 +2,6 @@
 
 import copy
 import csv
-import importlib
 import math
 import os
 import sys
@@ -18,19 +17,18 @@ from dctps.bench import calls, figures, layers, memory, names, networks, scaling
 from dctps.bench.contenders import contenders
 from dctps.bench.published import Published, published
 from dctps.bench.stopwatch import Times
+from dctps.cli import bench as command
 from dctps.cli import main
 from dctps.nn.dps_layer import DpsLayer
 from dctps.ops import functional, native
 from helpers.networks import cnn
 from helpers.tolerances import assert_close
 
-COMMAND = importlib.import_module("dctps.cli.bench")  # in the package the name stands for the function
-
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch):
     monkeypatch.setenv("DCTPS_TUNE", "0")  # backends by the rule: nothing is measured for it or kept on disk
-    monkeypatch.setattr(COMMAND, "keep_memory", lambda: True)  # would hold for all tests after these
+    monkeypatch.setattr(command, "keep_memory", lambda: True)  # would hold for all tests after these
     monkeypatch.setattr(figures, "available", lambda: False)  # a second each
 
 
@@ -295,7 +293,7 @@ def test_the_process_is_put_in_the_trainers_state_and_back(monkeypatch, tmp_path
         return iter([])
 
     monkeypatch.setattr(steps, "measure", look)
-    monkeypatch.setattr(COMMAND, "_finish", lambda *arguments: None)
+    monkeypatch.setattr(command, "_finish", lambda *arguments: None)
     threads = torch.get_num_threads()
     assert main(["bench", "step", *TINY["step"].split(), "--threads", str(threads + 1), "--out", str(tmp_path)]) == 0
     assert state == [(threads + 1, 0.0)]
@@ -372,7 +370,7 @@ def test_without_a_subject_there_is_help(capsys):
 
 def parse(subject, arguments):
     """What a command line asks for."""
-    given = {"step": COMMAND.StepArguments, "layers": COMMAND.LayersArguments, "scaling": COMMAND.ScalingArguments}
+    given = {"step": command.StepArguments, "layers": command.LayersArguments, "scaling": command.ScalingArguments}
     return tyro.cli(given[subject], args=arguments.split()).asked
 
 

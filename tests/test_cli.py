@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import types
 
 import pytest
 
@@ -69,3 +70,19 @@ def test_demo_writes_a_table_and_a_figure(tmp_path, capsys):
 def test_as_a_module_and_as_a_command():
     module = subprocess.run([sys.executable, "-m", "dctps", "--help"], capture_output=True, text=True, check=True)
     assert "inspect" in module.stdout
+
+
+@pytest.mark.process
+def test_listing_the_commands_imports_none_of_them():
+    code = "import sys, dctps; before = set(sys.modules); import dctps.cli; dctps.cli.main(['--help']); "
+    code += "print('imported:', *sorted(name for name in set(sys.modules) - before if not name.startswith('_')))"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.splitlines()[-1] == "imported: dctps.cli"
+    assert all(command.help in run.stdout for command in COMMANDS.values())
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_package_binds_modules_and_not_their_functions(command):
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    assert isinstance(getattr(dctps.cli, command), types.ModuleType)

@@ -1,56 +1,46 @@
-"""The command `dctps`: one file per subcommand, its flags generated from a function or a dataclass."""
+"""The command `dctps`: one file per subcommand, which is imported when it runs."""
 
+import dataclasses
+import importlib
 import sys
-from collections.abc import Callable
 
-import tyro
-
-from dctps.checkpoint.contents import CheckpointError
-from dctps.cli.bench import bench
-from dctps.cli.data import data_get
-from dctps.cli.demo import demo
-from dctps.cli.inspect import inspect
-from dctps.cli.report import report
-from dctps.cli.reproduce import reproduce
-from dctps.cli.sweep import run_sweep
-from dctps.cli.train import train
-from dctps.methods.pruning.prune import CollapseError
-from dctps.train.runs import RunError
-from dctps.train.signals import Interrupted
-
-Command = Callable[[list[str]], object]
+DESCRIPTION = "Dense for the price of sparse: layers W = alpha D + S with a fast transform D that is never stored."
 
 
-def _from(function: Callable[..., object], prog: str) -> Command:
-    def run(arguments: list[str]) -> object:
-        return tyro.cli(function, prog=f"dctps {prog}", args=arguments)
+@dataclasses.dataclass(frozen=True)
+class Command:
+    """A subcommand: what it does, in one line, and the function that does it."""
 
-    run.__doc__ = function.__doc__
-    return run
+    help: str
+    function: str  # module of this package:function
+    has_flags: bool = False  # the parameters of the function are the flags; else it takes the list of arguments
 
+    def run(self, name: str, arguments: list[str]) -> None:
+        """Import the function and call it."""
+        module, _, function = self.function.partition(":")
+        call = getattr(importlib.import_module(f"{__name__}.{module}"), function)
+        if not self.has_flags:
+            call(arguments)
+            return
+        import tyro
 
-def _data(arguments: list[str]) -> object:
-    """Get a data set: dctps data get NAME."""
-    if arguments[:1] != ["get"]:
-        print("usage: dctps data get NAME [--root PATH]; dctps data get --help says more")
-        raise SystemExit(0 if arguments in ([], ["-h"], ["--help"]) else 2)
-    return _from(data_get, "data get")(arguments[1:])
+        tyro.cli(call, prog=f"dctps {name}", args=arguments)
 
 
 COMMANDS: dict[str, Command] = {
-    "demo": _from(demo, "demo"),
-    "train": train,
-    "sweep": run_sweep,
-    "reproduce": reproduce,
-    "report": _from(report, "report"),
-    "data": _data,
-    "bench": bench,
-    "inspect": _from(inspect, "inspect"),
+    "demo": Command("Show the paper's main claim in a minute, on small images of digits.", "demo:demo", has_flags=True),
+    "train": Command("Train a network by the paper's protocol, or go on where it stopped.", "train:train"),
+    "sweep": Command("Run a grid of trainings from a file, on this machine or a Ray cluster.", "sweep:run_sweep"),
+    "reproduce": Command("Reproduce a table or figure of the paper.", "reproduce:reproduce"),
+    "report": Command("Write one HTML page of all runs in a folder.", "report:report", has_flags=True),
+    "data": Command("Download a data set: dctps data get NAME.", "data:data"),
+    "bench": Command("Measure speed and memory on this machine: layers, whole steps, scaling.", "bench:bench"),
+    "inspect": Command("Show what is in a file that dctps.save wrote.", "inspect:inspect", has_flags=True),
 }
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a subcommand; what a user got wrong is one line on standard error and exit code 2."""
+    """Run a subcommand and return the exit code. A mistake of the user is one line on standard error and code 2."""
     name, *rest = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     if name in ("-h", "--help"):
         print(_help())
@@ -58,8 +48,17 @@ def main(arguments: list[str] | None = None) -> int:
     if name not in COMMANDS:
         print(f"dctps: unknown command {name!r}; choose one of: {', '.join(COMMANDS)}", file=sys.stderr)
         return 2
+    return _run(name, rest)
+
+
+def _run(name: str, arguments: list[str]) -> int:
+    from dctps.checkpoint.contents import CheckpointError
+    from dctps.methods.pruning.prune import CollapseError
+    from dctps.train.runs import RunError
+    from dctps.train.signals import Interrupted
+
     try:
-        COMMANDS[name](rest)
+        COMMANDS[name].run(name, arguments)
     except Interrupted as stop:
         print(f"dctps: {stop}", file=sys.stderr)
         return stop.code
@@ -73,8 +72,5 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _help() -> str:
-    lines = [f"  {name:10}{(run.__doc__ or '').strip().splitlines()[0]}" for name, run in COMMANDS.items()]
+    lines = [f"  {name:10}{command.help}" for name, command in COMMANDS.items()]
     return "\n".join(["usage: dctps COMMAND ...", "", DESCRIPTION, "", *lines, "", "dctps COMMAND --help says more."])
-
-
-DESCRIPTION = "Dense for the price of sparse: layers W = alpha D + S with a fast transform D that is never stored."

@@ -1,4 +1,4 @@
-"""`dctps data get NAME`: the official files of a data set."""
+"""`dctps data get NAME`: download the official files of a data set."""
 
 from pathlib import Path
 from typing import Annotated
@@ -9,18 +9,29 @@ from rich.console import Console
 from dctps.data.download import get
 
 
-def data_get(name: Annotated[str, tyro.conf.Positional], root: Path | None = None) -> None:
-    """Fetch the official files of a data set, check their checksums, and say where they are.
+def data(arguments: list[str]) -> None:
+    """Run `get`, the only subcommand, or say how it is called."""
+    if arguments[:1] == ["get"]:
+        tyro.cli(data_get, prog="dctps data get", args=arguments[1:])
+        return
+    print("usage: dctps data get NAME [--root PATH]; dctps data get --help says more")
+    raise SystemExit(0 if arguments in ([], ["-h"], ["--help"]) else 2)
 
-    A download that broke off goes on where it stopped. Files that are there already are not fetched again.
+
+def data_get(
+    name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")], root: Path | None = None
+) -> None:
+    """Download the official files of a data set, check their checksums, and print where they are.
+
+    A download that broke off goes on where it stopped. Files that are there already are not downloaded again.
 
     Args:
-        name: cifar10, cifar100, tiny_imagenet, mnist or fashion_mnist (digits come with scikit-learn).
-        root: folder of all data sets; $DCTPS_DATA or ~/.cache/dctps if not given.
+        name: The data set: cifar10, cifar100, tiny_imagenet, mnist or fashion_mnist. Digits come with scikit-learn.
+        root: Folder of all data sets. The default is $DCTPS_DATA if it is set, else ~/.cache/dctps.
     """
     paths = get(name, root)
     console = Console(soft_wrap=True)  # a path broken over lines cannot be copied
     if not paths:
-        console.print(f"{name} come with scikit-learn: nothing to fetch.")
+        console.print(f"{name} come with scikit-learn: nothing to download.")
     for path in paths:
         console.print(str(path), highlight=False, markup=False)

@@ -1,7 +1,7 @@
 """`dctps reproduce NAME`: a table or figure of the paper, from its runs to the picture."""
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -11,7 +11,7 @@ from rich.table import Table
 
 from dctps.analysis.figures.draw import draw
 from dctps.base.registry import lookup
-from dctps.cli.sweep import Machines, Place, conclude, do, told
+from dctps.cli.sweep import Machines, Place, describe_outcome, exit_if_failed, run_missing
 from dctps.experiments.cells import Cell, distinct
 from dctps.experiments.estimate import Clock, total_seconds
 from dctps.experiments.paper import EXPERIMENTS
@@ -24,30 +24,30 @@ from dctps.experiments.tasks.training import EpochRow
 
 @dataclasses.dataclass(frozen=True)
 class Arguments:
-    """Reproduce a table or figure of the paper: run what is missing, then draw it."""
+    """Reproduce a table or figure of the paper: execute the runs that are missing, then draw it."""
 
-    name: tyro.conf.Positional[str] = ""
-    """Which; --list shows all."""
+    name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[NAME]")] = ""
+    """Name of the table or figure. --list shows all names."""
     scale: Literal["paper", "laptop", "smoke"] = "laptop"
-    """paper: as published; laptop: reduced to an hour or two on two cores; smoke: a minute, on digits."""
+    """Size of the experiment: as in the paper, for an hour or two on two cores (laptop), or for a minute (smoke)."""
     list: bool = False
-    """Show all experiments: runs, epochs, estimated hours on this machine, and how much is done."""
+    """List all experiments with their runs, epochs, estimated hours on this machine, and how many runs are done."""
     densities: tuple[float, ...] = ()
-    """Run these of its densities only, and draw what there is of all; none given: all."""
+    """Run only these densities of the experiment. Without this flag all densities are run."""
     lines: tuple[str, ...] = ()
-    """Run these of its methods only, by their names in the figure; none given: all."""
+    """Run only these methods of the experiment, by their names in the figure. Without this flag all are run."""
     panels: tuple[str, ...] = ()
-    """Run these of its panels only, by their names in the figure; none given: all."""
+    """Run only these panels of the experiment, by their names in the figure. Without this flag all are run."""
     only_draw: bool = False
-    """Run nothing; draw what there is."""
+    """Run nothing, and draw the results that there are."""
     out: Path = Path("results")
-    """Folder of the tables (CSV) and figures (PNG, PDF)."""
+    """Folder of the tables (CSV) and figures (PNG, PDF), which show all results that there are."""
     machines: Annotated[Machines, tyro.conf.arg(name="")] = dataclasses.field(default_factory=Machines)
     place: Annotated[Place, tyro.conf.arg(name="")] = dataclasses.field(default_factory=Place)
 
 
 def reproduce(arguments: list[str]) -> None:
-    """Reproduce a table or figure of the paper: run what is missing, then draw it."""
+    """Reproduce a table or figure of the paper, or list all of them."""
     given = tyro.cli(Arguments, prog="dctps reproduce", args=arguments)
     if given.list or not given.name:
         _list(given)
@@ -58,35 +58,31 @@ def reproduce(arguments: list[str]) -> None:
     if given.only_draw:
         _draw(given, scale, cells)
         return
-    outcome = do(_part(cells, given), given.machines, given.place)
+    outcome = run_missing(_asked_cells(cells, given), given.machines, given.place)
     if not given.place.quiet:
-        print(told(outcome))
+        print(describe_outcome(outcome))
     _draw(given, scale, cells)
-    conclude(outcome)
+    exit_if_failed(outcome)
 
 
-def _part(cells: list[Cell], given: Arguments) -> list[Cell]:
-    """The cells that are asked for; the dense network belongs to all densities."""
-    parts: tuple[tuple[str, tuple[Any, ...], Callable[[Cell], Any]], ...] = (
+def _asked_cells(cells: list[Cell], given: Arguments) -> list[Cell]:
+    """The cells that the flags ask for; the dense network belongs to all densities."""
+    filters: tuple[tuple[str, tuple[Any, ...], Callable[[Cell], Any]], ...] = (
         ("densities", given.densities, lambda cell: cell.settings.density),
         ("lines", given.lines, lambda cell: cell.line),
         ("panels", given.panels, lambda cell: cell.panel),
     )
-    for what, asked, of in parts:
-        have = _distinct(map(of, cells))
-        if unknown := [one for one in asked if one not in have]:
-            raise ValueError(f"{what} {unknown} are not in this experiment; there are: {have}")
-        wanted = (None, *asked) if what == "densities" else asked
-        cells = [cell for cell in cells if not asked or of(cell) in wanted]
+    for flag, asked, value_of in filters:
+        have = [value for value in dict.fromkeys(map(value_of, cells)) if value is not None]
+        if unknown := [value for value in asked if value not in have]:
+            raise ValueError(f"{flag} {unknown} are not in this experiment; there are: {have}")
+        wanted = (None, *asked) if flag == "densities" else asked
+        cells = [cell for cell in cells if not asked or value_of(cell) in wanted]
     return cells
 
 
-def _distinct(values: Iterable[Any]) -> list[Any]:
-    return [value for value in dict.fromkeys(values) if value is not None]
-
-
 def _draw(given: Arguments, scale: Scale, cells: list[Cell]) -> None:
-    """The table of what there is, and the figure from it."""
+    """Write the table of all results that there are, and draw the figure from it."""
     results = read_cells(cells, given.place.runs)
     for broken in results.broken:
         print(f"left out: {broken}")

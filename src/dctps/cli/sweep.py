@@ -1,4 +1,4 @@
-"""`dctps sweep FILE`: a grid of your own, from a JSON or TOML file."""
+"""`dctps sweep FILE`: a grid of trainings of your own, from a JSON or TOML file."""
 
 import dataclasses
 import sys
@@ -18,26 +18,27 @@ from dctps.train.settings import Runtime
 
 @dataclasses.dataclass(frozen=True)
 class Machines:
-    """Where runs are done."""
+    """Which machines execute the runs, and how many at once."""
 
     engine: Literal["local", "ray"] = "local"
-    """local: processes of this machine; ray: a Ray cluster (needs the ray extra)."""
+    """Where runs are executed: by processes of this machine, or on a Ray cluster (needs the ray extra)."""
     processes: int | None = None
-    """Of the local engine; None: as many as there are cores, at most eight."""
+    """Number of processes of the local engine. None starts one for each core, but at most eight."""
     threads: int | None = None
-    """Threads of each process; None: its share of the cores."""
+    """Number of threads of each run. None shares the cores of this machine out, or takes the CPUs of a run on Ray."""
     address: str | None = None
-    """Of a running Ray cluster; None starts one on this machine."""
+    """Address of a running Ray cluster. None starts a cluster on this machine."""
     cpus: float = 1
-    """Of a Ray cluster, for each run."""
+    """Number of CPUs that each run takes of a Ray cluster."""
     gpus: float = 0
-    """Of a Ray cluster, for each run."""
+    """Number of GPUs that each run takes of a Ray cluster."""
     shared: bool = False
-    """All nodes of the cluster see the folder of runs; otherwise results are sent back to this machine."""
+    """All nodes of the Ray cluster see the folder of runs. Otherwise results are sent back to this machine."""
     retry: bool = False
-    """Also repeat runs that failed before. A method that collapsed is a result and is not repeated."""
+    """Also repeat the runs that failed before. A pruning method that collapsed is a result and is not repeated."""
 
     def build(self) -> Engine:
+        """The engine that these flags ask for."""
         if self.engine == "local":
             return default_local(self.processes, self.threads)
         from dctps.experiments.ray_engine import Ray
@@ -47,71 +48,69 @@ class Machines:
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where things are."""
+    """Where runs and data are, and on which device runs compute."""
 
     runs: Path = Path("runs")
-    """Folder of the run folders."""
+    """Folder in which every run has a folder of its own."""
     data_root: Path | None = None
-    """Folder of the data sets; default: $DCTPS_DATA, else the user's cache."""
+    """Folder of the data sets. None takes $DCTPS_DATA if it is set, else ~/.cache/dctps."""
     device: str = "auto"
-    """cpu, cuda, mps, or auto: the best there is."""
+    """Device that computes: cpu, cuda, mps, or auto for the best there is."""
     quiet: bool = False
-    """No progress, only errors."""
+    """Print errors only, and no progress."""
 
     def runtime(self) -> Runtime:
+        """The runtime of the runs, which say nothing themselves."""
         return Runtime(runs=self.runs.resolve(), data_root=self.data_root, device=self.device, quiet=True)
 
 
 @dataclasses.dataclass(frozen=True)
 class Arguments:
-    """Run the missing cells of a grid. FILE has the settings of `dctps train`, lists where there are several:
+    """Run the trainings of a grid that are not finished yet.
 
-    [settings]
-    model = "lenet"
-    data = "cifar10"
-    density = [0.05, 0.01]
-    seed = [0, 1, 2]
+    FILE has the settings of `dctps train` under [settings], with a list where there are several values, as in
+    density = [0.05, 0.01]. All combinations of the values are run.
     """
 
-    file: tyro.conf.Positional[Path]
-    """The grid, as JSON or TOML."""
+    file: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")]
+    """File of the grid, in JSON or TOML."""
     machines: Annotated[Machines, tyro.conf.arg(name="")] = dataclasses.field(default_factory=Machines)
     place: Annotated[Place, tyro.conf.arg(name="")] = dataclasses.field(default_factory=Place)
     list: bool = False
-    """Only say what there is to do."""
+    """Only list the runs of the grid, and say which of them are done."""
 
 
 def run_sweep(arguments: list[str]) -> None:
-    """Run a grid of your own (JSON or TOML), on this machine or a Ray cluster."""
+    """Run the trainings of a grid, or list them."""
     given = tyro.cli(Arguments, prog="dctps sweep", args=arguments)
     cells = read_grid(given.file)
     if given.list:
         _list(cells, given.place)
         return
-    outcome = do(cells, given.machines, given.place)
+    outcome = run_missing(cells, given.machines, given.place)
     if not given.place.quiet:
-        print(told(outcome))
+        print(describe_outcome(outcome))
         print(f"the page of all runs: dctps report {given.place.runs}")
-    conclude(outcome)
+    exit_if_failed(outcome)
 
 
-def do(cells: list[Cell], machines: Machines, place: Place) -> Outcome:
-    """Do what is missing, with a table of how far it is."""
+def run_missing(cells: list[Cell], machines: Machines, place: Place) -> Outcome:
+    """Run the cells that are not over, with a table that shows how far they are."""
     runtime, engine = place.runtime(), machines.build()
     with Board(cells, runtime.runs, place.quiet) as board:
         return sweep(cells, runtime, engine, board, retry=machines.retry)
 
 
-def told(outcome: Outcome) -> str:
-    """What became of a grid, with the reasons of what failed."""
+def describe_outcome(outcome: Outcome) -> str:
+    """How many runs are done, collapsed and failed, and why the first of them failed."""
     collapsed = f", {outcome.collapsed} collapsed" if outcome.collapsed else ""
     lines = [f"{outcome.done} runs done{collapsed}, {len(outcome.failed)} failed"]
     lines += [f"  {failure.name}: {failure.reason}" for failure in outcome.failed[:20]]
     return "\n".join(lines)
 
 
-def conclude(outcome: Outcome) -> None:
-    """Exit code 1 if runs failed, for scripts; a method that collapsed is a result and no failure."""
+def exit_if_failed(outcome: Outcome) -> None:
+    """Exit with code 1 if runs failed, so that scripts see it; a method that collapsed is a result and no failure."""
     if outcome.failed:
         print(f"dctps: {len(outcome.failed)} of {len(outcome.cells)} runs failed", file=sys.stderr)
         raise SystemExit(1)
