@@ -34,12 +34,12 @@ class Row:
 
 
 def demo(output: Path = Path("demo"), epochs: int = 30, seed: int = 0) -> None:
-    """Train DCTpS and randomly pruned networks on the digits; a table and a figure at the end.
+    """Train DCTpS and randomly pruned networks on the digits, and write a table and a figure of their accuracy.
 
     Args:
-        output: folder for the runs, the figure and the table; what is finished there is not trained again.
-        epochs: passes over the training images, for each of the seven networks.
-        seed: of the initialisation, the supports and the order of the images.
+        output: Folder of the runs, the figure and the table. Runs that are finished there are not trained again.
+        epochs: Number of passes over the training images, for each of the seven networks.
+        seed: Seed of the initialisation, the supports and the order of the images.
     """
     for package in ("sklearn", "matplotlib"):
         if importlib.util.find_spec(package) is None:

@@ -13,11 +13,11 @@ from dctps.checkpoint.contents import Contents, read
 from dctps.checkpoint.manifest import POSITIONS
 
 
-def inspect(file: Annotated[Path, tyro.conf.Positional]) -> None:
-    """Show the layers of a file, and its bytes part by part.
+def inspect(file: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")]) -> None:
+    """Show the layers of a file, and how many of its bytes each part takes.
 
     Args:
-        file: a file written by dctps.save.
+        file: File that dctps.save wrote.
     """
     contents = read(file)
     console = Console()

@@ -12,7 +12,7 @@ from dctps.experiments.results import read
 
 
 def report(
-    runs: Annotated[Path, tyro.conf.Positional],
+    runs: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUNS")],
     out: Path = Path("report.html"),
     curves: int = CURVES,
     ops: bool = False,
@@ -20,13 +20,13 @@ def report(
     """Write one HTML page of all runs in a folder: charts, and a table that sorts and filters. It works offline.
 
     Args:
-        runs: the folder of the run folders.
-        out: the page.
-        curves: runs whose accuracy over the epochs is on the page.
-        ops: also count the multiply-adds of each network, which takes some seconds for each kind of network.
+        runs: Folder of the run folders.
+        out: File of the page.
+        curves: Number of runs whose accuracy over the epochs is on the page.
+        ops: Also count the multiply-adds of each network, which takes some seconds for each kind of network.
     """
     if curves < 0:
-        raise ValueError(f"curves must not be negative, not {curves}")
+        raise ValueError(f"curves must not be negative, but is {curves}; 0 shows none")
     page = write_page(read(runs), runs, out, curves=curves, ops=ops)
     Console(soft_wrap=True).print(_summary(page), highlight=False, markup=False)
 

@@ -14,12 +14,12 @@ from dctps.train.settings import PRESETS, Runtime, Settings, from_json
 
 @dataclasses.dataclass(frozen=True)
 class Start:
-    """Where the settings start from; flags change them."""
+    """What the settings start from; other flags change them."""
 
     preset: str | None = None
-    """A preset: paper-adam (the defaults), paper-sgd, paper-lenet."""
+    """Preset that the settings start from: paper-adam (the defaults), paper-sgd or paper-lenet."""
     config: Path | None = None
-    """A JSON file of settings, such as the config.json of another run."""
+    """JSON file that the settings start from, such as the config.json of another run."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +45,7 @@ def _parse(arguments: list[str], base: Settings) -> Arguments:
 def _base(start: Start) -> Settings:
     """The settings that flags start from."""
     if start.preset is not None and start.config is not None:
-        raise ValueError("say --preset or --config, not both")
+        raise ValueError("settings cannot start from a preset and from a file: say --preset or --config, not both")
     if start.preset is not None:
         return lookup(PRESETS, start.preset, "preset")
     if start.config is None:

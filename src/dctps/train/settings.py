@@ -5,16 +5,12 @@ which nothing changes, and a default may never be changed: both would give finis
 """
 
 import dataclasses
-import functools
 import hashlib
 import json
-import math
-import typing
 from pathlib import Path
 from typing import Any, Literal
 
-from dctps.base.registry import lookup
-from dctps.methods.rewiring import REWIRINGS
+from dctps.train.settings_checks import check_settings, normalise_settings
 
 Offset = str | None
 
@@ -24,92 +20,96 @@ class Settings:
     """What is trained, on what and how; these and only these decide a run's id."""
 
     model: str = "resnet50"
-    """Network; one of dctps.models.MODELS, or package.module:function of your own."""
+    """Network to train: a name of dctps.models.MODELS, or package.module:function of your own."""
     width: int | None = None
-    """Width of the first stage of a ResNet or VGG; None is the network's own."""
+    """Number of channels in the first stage of a ResNet or VGG. None takes the usual width of the network."""
     hidden: int | None = None
-    """Units in LeNet's fourth layer; None is the paper's 82."""
+    """Number of units in LeNet's fourth layer. None takes the paper's 82."""
     data: str = "cifar10"
-    """Data set; one of dctps.data.DATASETS, folder:PATH, or package.module:function of your own."""
+    """Data set: a name of dctps.data.DATASETS, folder:PATH for a folder of images, or package.module:function."""
     images: int | None = None
-    """Of the images for training and validation only the first so many; None: all."""
+    """Use only this many images, the first ones, for training and validation. None uses all."""
 
     density: float | None = None
-    """Fraction of the weights that train; None is the dense network."""
+    """Fraction of the weights that train. None trains the dense network."""
     offset: Offset = "dct"
-    """Offset D of the sparse layers; None is classical pruning."""
+    """Offset D of the sparse layers: a name of dctps.OFFSETS. None is classical pruning, without an offset."""
     allocation: str = "epl"
-    """How many weights each layer gets, where their places are drawn at random; one of dctps.ALLOCATIONS."""
+    """Rule that says how many weights each layer gets when they are drawn at random: a name of dctps.ALLOCATIONS."""
     method: str | None = None
-    """Who chooses the places instead: one of dctps.METHODS (pruning at initialisation), or imp (lottery tickets)."""
+    """Method that chooses the weights: a name of dctps.METHODS (pruning at initialisation), or imp (lottery tickets).
+    None draws them at random."""
     method_steps: int | None = None
-    """Steps of the method, rounds of imp; None is the method's own number (imp: a fifth goes in each round)."""
+    """Number of steps of the pruning method, or of rounds of imp. None takes the usual number of the method.
+    The usual rounds of imp give up a fifth of the weights each."""
     method_batches: int | None = None
-    """Batches per step of the method; None is its own number."""
+    """Number of batches in each step of the pruning method. None takes the usual number of the method."""
     imp_round: int | None = None
-    """The run of this round of imp, 0 being the dense one; None is the last. A run trains its earlier rounds itself."""
+    """Round of imp to train: round 0 is the dense network, None is the last round.
+    Earlier rounds that are missing are trained first."""
     imp_rewind: int = 0
-    """Steps of the dense round after which imp takes the values that later rounds start from; 0: the initial ones."""
+    """Number of steps of the dense round after which imp takes the values that later rounds start from.
+    0 takes the initial values."""
     rewire: str | None = None
     """Method that moves weights to other positions while the network trains: rigl, set or dsr. None moves none."""
     rewire_every: int = 100
-    """Steps between rewirings."""
+    """Number of steps from one rewiring to the next."""
     rewire_until: float = 0.75
-    """Fraction of all steps after which weights stay."""
+    """Fraction of all steps after which weights stay where they are."""
     drop_fraction: float = 0.3
-    """Of rigl and set: the fraction of its weights that a layer moves at first."""
+    """Fraction of its weights that a layer moves in the first rewiring by rigl or set."""
     projection: str | None = None
-    """Hyperplane Projection in place of sparse weights: dense, sparse or fastfood; density gives its dimensions."""
+    """Train in a random subspace (Hyperplane Projection) in place of sparse weights: dense, sparse or fastfood.
+    The density gives the dimension of the subspace."""
     norm_density: float | None = None
-    """Fraction of BatchNorm's channels whose scale and shift train; None: all."""
+    """Fraction of the channels of BatchNorm whose scale and shift train. None trains all of them."""
     alpha: float | str = 1.0
-    """Initial scale of D: a number, or a rule of dctps.ALPHAS."""
+    """Initial scale alpha of the offset: a number, or a rule of dctps.ALPHAS."""
     train_alpha: bool = True
-    """Whether alpha trains."""
+    """Train alpha together with the weights."""
     backend: str = "auto"
-    """How sparse layers compute: auto, dense, torch or native."""
+    """How sparse layers compute: auto (the fastest of the others on this machine), dense, torch or native."""
 
     optimizer: Literal["adam", "adamw", "sgd"] = "adam"
-    """adam adds weight decay to the gradient (L2), as the paper does; adamw decouples it."""
+    """Optimiser. adam adds the weight decay to the gradient (L2), as the paper does; adamw decouples it."""
     lr: float = 1e-3
-    """Learning rate."""
+    """Learning rate at the first epoch."""
     alpha_lr: float | None = None
-    """Learning rate of the alphas; None is that of everything else."""
+    """Learning rate of the alphas. None takes the learning rate of the other parameters."""
     momentum: float = 0.9
-    """Of sgd."""
+    """Momentum of the optimiser sgd."""
     weight_decay: float = 5e-4
-    """On every trainable parameter, alpha, BatchNorm and biases included."""
+    """Weight decay of every trainable parameter, alphas, BatchNorm and biases included."""
     schedule: Literal["constant", "multistep", "cosine"] = "constant"
-    """Learning rate over the epochs."""
+    """How the learning rate changes over the epochs."""
     milestones: tuple[int, ...] = (120, 160)
-    """Epochs at which multistep multiplies the learning rate by gamma."""
+    """Epochs at which the schedule multistep multiplies the learning rate by gamma."""
     gamma: float = 0.1
-    """Factor of multistep."""
+    """Factor by which the schedule multistep multiplies the learning rate."""
     legacy_lr_order: bool = False
-    """Drop one epoch early, as the published code does."""
+    """Multiply the learning rate one epoch before each milestone, as the published code does."""
 
     epochs: int = 200
-    """Passes over the training data."""
+    """Number of passes over the training images."""
     batch_size: int = 128
-    """Images per step, over all processes."""
+    """Number of images in a step, over all processes together."""
     augment: bool = True
-    """Random crops and flips, where the data set has them."""
+    """Crop and mirror training images at random, where the data set provides for it."""
     split: Literal["exact", "paper"] = "exact"
-    """Validation split: exactly 10 %, or the published code's one image less."""
+    """How many training images are kept for validation: exactly 10 %, or one less, as in the published code."""
     seed: int = 0
-    """Of the initialisation, the support, the split and the order of the images."""
+    """Seed of the initialisation, the support, the split and the order of the images."""
 
     bf16: bool = False
-    """Autocast to bfloat16."""
+    """Compute in bfloat16 where torch.autocast does."""
     channels_last: bool = False
-    """Keep images and convolutions in channels-last memory format."""
+    """Keep images and convolutions in the channels-last memory format."""
     compile: bool = False
-    """torch.compile the network."""
+    """Compile the network with torch.compile."""
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            object.__setattr__(self, field.name, _normalised(field.name, getattr(self, field.name)))
-        _check(self)
+        normalise_settings(self)
+        check_settings(self)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,86 +117,22 @@ class Runtime:
     """Where and with what a run is executed; nothing here is part of a run's id."""
 
     runs: Path = Path("runs")
-    """Folder of the run folders."""
+    """Folder in which every run has a folder of its own."""
     data_root: Path | None = None
-    """Folder of the data sets; default: $DCTPS_DATA, else the user's cache."""
+    """Folder of the data sets. None takes $DCTPS_DATA if it is set, else ~/.cache/dctps."""
     device: str = "auto"
-    """cpu, cuda, mps, or auto: the best there is."""
+    """Device that computes: cpu, cuda, mps, or auto for the best there is."""
     threads: int | None = None
-    """Threads of torch on the CPU; None leaves torch's own choice."""
+    """Number of threads of torch on the CPU. None leaves the choice to torch."""
     keep_memory: bool = True
-    """On a CPU under Linux: freed memory stays with the process, which saves page faults in each step."""
+    """Keep freed memory in the process, which makes steps faster on a CPU under Linux."""
     tensorboard: bool = False
-    """Also write TensorBoard events into the run folder (needs the tensorboard extra)."""
+    """Also write TensorBoard events into the run folder, which needs the tensorboard extra."""
     quiet: bool = False
-    """No progress, only errors."""
+    """Print errors only, and no progress."""
 
 
-def _check(settings: Settings) -> None:
-    for field in dataclasses.fields(settings):
-        _check_type(field.name, getattr(settings, field.name))
-    positive = "lr alpha_lr epochs batch_size gamma width hidden images method_steps method_batches rewire_every"
-    for name in positive.split():
-        value = getattr(settings, name)
-        if value is not None and not value > 0:
-            raise ValueError(f"{name} must be positive, not {value}")
-    if settings.density is not None and not 0 < settings.density <= 1:
-        raise ValueError(f"density must be in (0, 1], not {settings.density}; leave it out for the dense network")
-    _check_methods(settings)
-    if settings.weight_decay < 0 or not 0 <= settings.momentum < 1 or settings.seed < 0:
-        raise ValueError("weight_decay and seed must not be negative, momentum must be in [0, 1)")
-
-
-def _check_methods(settings: Settings) -> None:
-    """What the choice of a support, rewiring and projection ask of one another."""
-    if settings.rewire is not None:
-        lookup(REWIRINGS, settings.rewire, "rewire")
-    for name in ("method", "rewire", "projection"):
-        if getattr(settings, name) is not None and settings.density is None:
-            raise ValueError(f"{name} {getattr(settings, name)} needs a density")
-    if settings.projection is not None and (settings.method is not None or settings.rewire is not None):
-        raise ValueError("a projection has no sparse weights: leave method and rewire out")
-    if settings.imp_round is not None and (settings.method != "imp" or settings.imp_round < 0):
-        raise ValueError(f"imp_round {settings.imp_round}: rounds are numbered from 0 and belong to the method imp")
-    if settings.method == "imp" and (settings.offset is not None or settings.density == 1):
-        raise ValueError("imp rewinds to a network's own values and prunes: say --offset None and a density below 1")
-    if settings.imp_rewind < 0 or (settings.imp_rewind and settings.method != "imp"):
-        raise ValueError(f"imp_rewind {settings.imp_rewind}: a number of steps, for the method imp")
-    for name in ("norm_density", "rewire_until", "drop_fraction"):
-        value = getattr(settings, name)
-        if value is not None and not 0 < value <= 1:
-            raise ValueError(f"{name} must be in (0, 1], not {value}")
-
-
-@functools.cache
-def _hints() -> dict[str, Any]:
-    return typing.get_type_hints(Settings)
-
-
-def _check_type(name: str, value: Any) -> None:
-    """The type that a setting is declared with, and finite: what slips through would be found much later, or never."""
-    hint = _hints()[name]
-    options = typing.get_args(hint)
-    words = [word for part in (hint, *options) if typing.get_origin(part) is Literal for word in typing.get_args(part)]
-    if words:
-        if value not in words and not (value is None and type(None) in options):
-            raise ValueError(f"unknown {name} {value!r}; choose one of: {', '.join(words)}")
-        return
-    if name == "milestones":
-        good = isinstance(value, tuple) and all(type(n) is int and n >= 0 for n in value)
-    else:
-        good = type(value) in (options or (hint,))  # a bool is an int to Python, but not to us
-    if not good or (isinstance(value, float) and not math.isfinite(value)):
-        kind = getattr(hint, "__name__", str(hint)) if not options else str(hint)
-        raise ValueError(f"setting {name} cannot be {value!r}; it is of type {kind}")
-
-
-def _normalised(name: str, value: Any) -> Any:
-    """Numbers of the declared type, so that 1 and 1.0, 0.0 and -0.0, [1] and (1,) are one setting with one id."""
-    hint = _hints()[name]
-    if float in (hint, *typing.get_args(hint)) and type(value) in (int, float):
-        return float(value) + 0.0
-    return tuple(value) if isinstance(value, list) else value
+# --- in and out of JSON ---------------------------------------------------------------------------------------------
 
 
 def non_defaults(settings: Settings) -> dict[str, Any]:
@@ -212,6 +148,7 @@ def run_id(settings: Settings) -> str:
 
 
 def to_json(settings: Settings) -> dict[str, Any]:
+    """All settings as a JSON object."""
     return dataclasses.asdict(settings)
 
 
@@ -229,6 +166,6 @@ def from_json(content: Any) -> Settings:
 _SGD = Settings(optimizer="sgd", lr=0.1, schedule="multistep")
 PRESETS: dict[str, Settings] = {
     "paper-adam": Settings(),
-    "paper-sgd": _SGD,  # the paper trains DCTpS at lr 0.03: say --lr 0.03
+    "paper-sgd": _SGD,  # the paper trains DCTpS at a learning rate of 0.03: say --lr 0.03
     "paper-lenet": Settings(model="lenet", epochs=160, batch_size=64),
 }

@@ -1,0 +1,112 @@
+"""Checks of settings: types, ranges, and what settings ask of one another.
+
+A wrong setting is found when it is made and not in the middle of a training. The functions take the dataclass
+`Settings`, whose module imports this one.
+"""
+
+import dataclasses
+import functools
+import math
+import typing
+from typing import Any, Literal
+
+from dctps.base.registry import lookup
+from dctps.methods.rewiring import REWIRINGS
+
+POSITIVE = (
+    "lr",
+    "alpha_lr",
+    "epochs",
+    "batch_size",
+    "gamma",
+    "width",
+    "hidden",
+    "images",
+    "method_steps",
+    "method_batches",
+    "rewire_every",
+)
+NOT_NEGATIVE = ("weight_decay", "seed")
+FRACTIONS = ("norm_density", "rewire_until", "drop_fraction")
+
+
+def normalise_settings(settings: Any) -> None:
+    """Give all numbers their declared type, so that 1 and 1.0, 0.0 and -0.0, [1] and (1,) are one setting."""
+    for field in dataclasses.fields(settings):
+        hint, value = _hints(settings)[field.name], getattr(settings, field.name)
+        if float in (hint, *typing.get_args(hint)) and type(value) in (int, float):
+            value = float(value) + 0.0
+        object.__setattr__(settings, field.name, tuple(value) if isinstance(value, list) else value)
+
+
+def check_settings(settings: Any) -> None:
+    """Raise ValueError, which names the setting, its value and what is possible, if something is wrong."""
+    for field in dataclasses.fields(settings):
+        _check_type(_hints(settings)[field.name], field.name, getattr(settings, field.name))
+    _check_ranges(settings)
+    _check_methods(settings)
+    _check_lottery(settings)
+
+
+def _hints(settings: Any) -> dict[str, Any]:
+    """The declared types of all settings."""
+    return _class_hints(settings.__class__)
+
+
+@functools.cache
+def _class_hints(settings_class: type) -> dict[str, Any]:
+    return typing.get_type_hints(settings_class)
+
+
+def _check_type(hint: Any, name: str, value: Any) -> None:
+    """Check that a value has the type of its setting; numbers must be finite."""
+    options = typing.get_args(hint)
+    words = [word for part in (hint, *options) if typing.get_origin(part) is Literal for word in typing.get_args(part)]
+    if words:
+        if value not in words and not (value is None and type(None) in options):
+            raise ValueError(f"unknown {name} {value!r}; choose one of: {', '.join(words)}")
+        return
+    if name == "milestones":
+        good = isinstance(value, tuple) and all(type(n) is int and n >= 0 for n in value)
+    else:
+        good = type(value) in (options or (hint,))  # a bool is an int to Python, but not here
+    if not good or (isinstance(value, float) and not math.isfinite(value)):
+        kind = getattr(hint, "__name__", str(hint)) if not options else str(hint)
+        raise ValueError(f"setting {name} cannot be {value!r}; it is of type {kind}")
+
+
+def _check_ranges(settings: Any) -> None:
+    given = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
+    for name in POSITIVE:
+        if given[name] is not None and not given[name] > 0:
+            raise ValueError(f"{name} must be positive, not {given[name]}")
+    for name in NOT_NEGATIVE:
+        if given[name] < 0:
+            raise ValueError(f"{name} must not be negative, but is {given[name]}")
+    for name in FRACTIONS:
+        if given[name] is not None and not 0 < given[name] <= 1:
+            raise ValueError(f"{name} must be in (0, 1], not {given[name]}")
+    if settings.density is not None and not 0 < settings.density <= 1:
+        raise ValueError(f"density must be in (0, 1], not {settings.density}; leave it out for the dense network")
+    if not 0 <= settings.momentum < 1:
+        raise ValueError(f"momentum must be in [0, 1), not {settings.momentum}")
+
+
+def _check_methods(settings: Any) -> None:
+    if settings.rewire is not None:
+        lookup(REWIRINGS, settings.rewire, "rewire")
+    for name in ("method", "rewire", "projection"):
+        if getattr(settings, name) is not None and settings.density is None:
+            raise ValueError(f"{name} {getattr(settings, name)} needs a density")
+    if settings.projection is not None and (settings.method is not None or settings.rewire is not None):
+        raise ValueError("a projection has no sparse weights: leave method and rewire out")
+
+
+def _check_lottery(settings: Any) -> None:
+    is_imp = settings.method == "imp"
+    if settings.imp_round is not None and (not is_imp or settings.imp_round < 0):
+        raise ValueError(f"imp_round {settings.imp_round}: rounds are numbered from 0 and belong to the method imp")
+    if is_imp and (settings.offset is not None or settings.density == 1):
+        raise ValueError("imp prunes a network without an offset: say --offset None and a density below 1")
+    if settings.imp_rewind < 0 or (settings.imp_rewind and not is_imp):
+        raise ValueError(f"imp_rewind {settings.imp_rewind}: it is a number of steps, for the method imp alone")
