@@ -306,7 +306,7 @@ def test_the_body_never_scrolls_sideways(opened, width, scheme):
 
 def test_what_files_say_is_shown_and_not_run(opened):
     page = opened()
-    page.select_option("#panel", label=next(t for t in page.locator("#panel option").all_inner_texts() if "mnist" in t))
+    page.select_option("#panel", label=next(t for t in page.locator("#panel option").all_inner_texts() if "MNIST" in t))
     point = page.locator("#accuracy-plot .scatterlayer .points path").last.bounding_box()
     page.mouse.move(point["x"] + point["width"] / 2, point["y"] + point["height"] / 2)
     page.wait_for_selector("#accuracy-plot .hoverlayer .hovertext")
