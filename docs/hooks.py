@@ -1,5 +1,7 @@
-"""What the site adds to the pages: the help of the commands as it is now, the figures of results/, and links that leave
-docs/ as plain text."""
+"""Hooks of mkdocs. They add the help of the commands and the figures of results/ to the site.
+
+Links to files outside docs/ would lead nowhere on the site, so they become plain text.
+"""
 
 import contextlib
 import io
@@ -12,7 +14,7 @@ from mkdocs.structure.files import File, Files
 
 os.environ |= {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}
 
-from dctps.cli import main  # after the words above, which say how wide and plain the help is
+from dctps.cli import main  # imported after the variables are set: they make the help 100 columns wide, without colours
 
 HELP = re.compile(r"^\{\{ help (?P<command>[a-z ]+) \}\}$", re.MULTILINE)
 FIGURE = re.compile(r"(?P<start>\[[^\]]*\]\()\.\./results/(?=[^)]*\.png\))")  # shown or linked, in a page of docs/
@@ -20,14 +22,14 @@ OUTSIDE = re.compile(r"(?<!!)\[(?P<text>[^\]]+)\]\((?:\.\./)+(?P<path>[^)]+)\)")
 
 
 def on_files(files: Files, config: Any, **_: Any) -> Files:
-    """The figures of results/ belong to the site too."""
+    """Add the figures of results/ to the files of the site."""
     for path in sorted((Path(config.config_file_path).parent / "results").glob("*.png")):
         files.append(File.generated(config, f"results/{path.name}", abs_src_path=str(path)))
     return files
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """`{{ help train }}` becomes what `dctps train --help` prints."""
+    """Replace `{{ help train }}` by what `dctps train --help` prints, and adapt links to files outside docs/."""
     markdown = FIGURE.sub(r"\g<start>results/", markdown)
     markdown = HELP.sub(lambda match: _help(match["command"]), markdown)
     return OUTSIDE.sub(lambda m: m[0] if m["path"].endswith(".md") else f"{m['text']} (`{m['path']}`)", markdown)

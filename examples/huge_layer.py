@@ -1,4 +1,4 @@
-"""A linear layer of 65536 x 65536, four billion weights: built, trained, saved and loaded on a laptop."""
+"""A linear layer of 65536 x 65536, four billion weights, is built, trained, saved and loaded on a laptop."""
 
 import os
 import resource
@@ -11,7 +11,7 @@ from torch import nn
 import dctps
 
 start = time.perf_counter()
-with torch.device("meta"):  # no dense weight ever exists
+with torch.device("meta"):  # a network on the meta device has shapes only: no dense weight ever exists
     net = nn.Sequential(nn.Linear(65536, 65536))
 dctps.sparsify(net, density=1e-5)
 print(dctps.report(net))
