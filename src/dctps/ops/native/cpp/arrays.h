@@ -1,4 +1,5 @@
-// Arrays from Python: they come by DLPack, are checked, and become views.
+// Arrays from Python. They are passed by DLPack; the functions below check their type, shape and strides and turn them
+// into views and pointers.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -20,8 +21,9 @@ using Floats = nb::ndarray<const double, nb::c_contig, nb::device::cpu>;
 using Indices = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Positions = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-constexpr size_t LARGE = 16 << 20;  // bytes of a tensor that is written past the caches
+constexpr size_t LARGE = 16 << 20;  // bytes of a tensor above which it is written past the caches
 
+// The elements of a contiguous vector of `size` numbers, or null where there is no array.
 template <class T>
 inline const T* vector(const std::optional<Array>& array, long size, const char* name) {
   if (!array) return nullptr;
@@ -32,7 +34,7 @@ inline const T* vector(const std::optional<Array>& array, long size, const char*
   return static_cast<const T*>(array->data());
 }
 
-// The array as (batch, channels, 3 axes); its shape must be `shape`.
+// The array, whose shape must be `shape`, as a view (batch, channels, 3 axes).
 template <class T>
 inline View<T> view(const Array& array, const Numbers& shape, const char* name) {
   bool fits = array.dtype() == nb::dtype<std::remove_const_t<T>>() && array.ndim() == shape.size();

@@ -1,4 +1,5 @@
-// One chunk of a batch, forwards and backwards: everything between reading and writing it stays in the cache.
+// The computation of one chunk of a batch, forwards and backwards. A chunk is so small that everything between reading
+// its input and writing its output stays in the cache.
 #pragma once
 
 #include "fourier.h"
@@ -10,11 +11,12 @@
 namespace dctps::DCTPS_ISA {
 
 template <class T>
-struct Buffers {  // rows of the packed grid, `ld` apart; pointers are to the first pixel of the first row
+struct Buffers {  // the buffers of a thread: rows of the packed grid, `ld` apart; pointers point to the first pixel
   T *x, *y, *back, *planes, *thin, *folded, *line;
   mutable Map map;
   long used;
 
+  // Reserves `rows` rows of the scratch memory.
   T* take(T* scratch, const Frame& f, long rows) {
     T* start = scratch + used + f.margin;
     used += rows * f.ld;
@@ -36,13 +38,14 @@ struct Buffers {  // rows of the packed grid, `ld` apart; pointers are to the fi
     line = scratch + used;
     used += o && o->kind == Kind::fourier ? o->fourier.length * PAIR<T> : 0;
     used += o && o->kind == Kind::hadamard ? o->length * PAIR<T> : 0;
-    // rows are whole cache lines long, so what follows them is aligned for anything
+    // Rows are whole cache lines long, so what follows them is aligned for every type.
     map.source = reinterpret_cast<int64_t*>(scratch + used);
     map.runs = reinterpret_cast<Run*>(map.source + f.ld);
     used += f.ld * MAP_BYTES / long(sizeof(T));
   }
 };
 
+// Sets the zeros before and behind the pixels of each row.
 template <class T>
 void clear_margins(const Frame& f, long pixels, T* rows, long count) {
   for (long i = 0; i < count; i++) {
@@ -51,7 +54,7 @@ void clear_margins(const Frame& f, long pixels, T* rows, long count) {
   }
 }
 
-// visit(side, first row of the phase) for every phase that some kernel position reads
+// Calls visit(side, index of the phase) for every phase that some kernel position reads.
 template <class Visit>
 void each_phase(const Layer& layer, Visit visit) {
   const long all = layer.axis[0].stride * layer.axis[1].stride * layer.axis[2].stride;
@@ -59,6 +62,7 @@ void each_phase(const Layer& layer, Visit visit) {
     if (layer.phase_of[number] >= 0) visit(input_side(layer, number), layer.phase_of[number]);
 }
 
+// Packs the input of the chunk, phase by phase.
 template <class T>
 void pack_input(const Call<T>& call, const Chunk& chunk, const Buffers<T>& b) {
   const long phases = call.layer.phases, ld = call.frame.ld, far = 1L << 60;
@@ -69,6 +73,7 @@ void pack_input(const Call<T>& call, const Chunk& chunk, const Buffers<T>& b) {
   clear_margins(call.frame, chunk.pixels(call.frame), b.x, call.layer.channels() * phases);
 }
 
+// Writes the gradient of the input back to its tensor, phase by phase.
 template <class T>
 void unpack_input(const Call<T>& call, const Chunk& chunk, const Buffers<T>& b) {
   const long phases = call.layer.phases, ld = call.frame.ld;
@@ -78,7 +83,7 @@ void unpack_input(const Call<T>& call, const Chunk& chunk, const Buffers<T>& b) 
   });
 }
 
-// The pointwise stage of the fast transforms, and its adjoint, over all pixels and phases.
+// The next two functions apply the pointwise stage of a fast transform, and its adjoint, to all pixels and phases.
 template <class T>
 void lines_forward(const Call<T>& call, const T* x, T scale, T* out, T* z, long pixels) {
   const Offset<T>& o = *call.offset;
@@ -101,7 +106,7 @@ void lines_adjoint(const Call<T>& call, const T* y, T* out, T* z, long pixels) {
       run(o, y + f * ld + p, phases * ld, out + f * ld + p, phases * ld, z);
 }
 
-// Sums and differences of channels at equal distance from the middle: even ones first, then odd ones.
+// Computes the sums and the differences of channels at equal distance from the middle. In `out` the sums come first.
 template <class T>
 void fold(const Call<T>& call, const T* x, T* out, long pixels) {
   const Offset<T>& o = *call.offset;
@@ -122,6 +127,7 @@ void fold(const Call<T>& call, const T* x, T* out, long pixels) {
     }
 }
 
+// The adjoint of `fold`.
 template <class T>
 void unfold(const Call<T>& call, const T* folded, T* out, long pixels) {
   const Offset<T>& o = *call.offset;
@@ -142,11 +148,12 @@ void unfold(const Call<T>& call, const T* folded, T* out, long pixels) {
     }
 }
 
+// `offset_forward` where the pointwise stage is a matrix product.
 template <class T>
 void product_forward(const Call<T>& call, const Buffers<T>& b, long pixels) {
   const Offset<T>& o = *call.offset;
   const long phases = call.layer.phases, ld = call.frame.ld, rows = phases * ld, filters = call.layer.filters;
-  const long seen = pixels + call.frame.reach;  // zeros behind the last row are read, too
+  const long seen = pixels + call.frame.reach;  // the depthwise stage also reads zeros behind the last row
   const T* source = o.folds ? b.folded : b.x;
   if (o.folds) fold(call, b.x, b.folded, seen);
   for (int i = 0; o.thin && i < o.parts; i++)
@@ -163,11 +170,12 @@ void product_forward(const Call<T>& call, const Buffers<T>& b, long pixels) {
       for (long f = 0; f < phases; f++)
         product(o.part[i].second, k, last, source + o.part[i].rank_start * rows + f * ld, call.steps,
                 b.planes + i * rows + f * ld, o.parts * rows, seen);
-    // the list numbers all planes; this block's begin at b.planes
+    // The list counts the planes of all filters, but b.planes holds those of this block alone.
     combine(call.taps, k, last, b.planes - k * o.parts * rows, T(0), b.y + k * ld, ld, pixels);
   }
 }
 
+// `offset_adjoint` where the pointwise stage is a matrix product.
 template <class T>
 void product_adjoint(const Call<T>& call, const Buffers<T>& b, long pixels) {
   const Offset<T>& o = *call.offset;
@@ -199,7 +207,7 @@ void product_adjoint(const Call<T>& call, const Buffers<T>& b, long pixels) {
   if (o.folds) unfold(call, b.folded, b.back, pixels);
 }
 
-// y = alpha D x; the products for one kernel position, and those in one for all, leave alpha to the sparse part
+// y = alpha D x. Only where no depthwise stage follows a matrix product, y = D x; the sparse part then scales it.
 template <class T>
 void offset_forward(const Call<T>& call, const Buffers<T>& b, long pixels) {
   if (call.offset->kind == Kind::product) return product_forward(call, b, pixels);
@@ -209,7 +217,7 @@ void offset_forward(const Call<T>& call, const Buffers<T>& b, long pixels) {
   if (depthwise) combine(call.taps, 0, call.layer.filters, b.planes, T(0), b.y, call.frame.ld, pixels);
 }
 
-// back = D'y
+// back = D'y.
 template <class T>
 void offset_adjoint(const Call<T>& call, const Buffers<T>& b, long pixels) {
   if (call.offset->kind == Kind::product) return product_adjoint(call, b, pixels);
@@ -219,11 +227,13 @@ void offset_adjoint(const Call<T>& call, const Buffers<T>& b, long pixels) {
   lines_adjoint(call, depthwise ? b.planes : b.y, b.back, b.line, pixels);
 }
 
+// The elements of scratch memory that a thread needs.
 template <class T>
 long scratch_size(const Call<T>& call, bool backward) {
   return Buffers<T>(call, backward, nullptr).used;
 }
 
+// y = (alpha D + S) x + bias for one chunk.
 template <class T>
 void forward(const Call<T>& call, const Chunk& chunk, T* scratch) {
   const Buffers<T> b(call, false, scratch);
@@ -240,6 +250,7 @@ void forward(const Call<T>& call, const Chunk& chunk, T* scratch) {
   unpack<T>(b.map, b.y, ld, filters, call.bias, call.out);
 }
 
+// The gradients for one chunk. Writes that of x, adds to those of the values, and returns <x, D'y>.
 template <class T>
 double backward(const Call<T>& call, const Chunk& chunk, T* scratch, double* values) {
   const Buffers<T> b(call, true, scratch);
@@ -249,7 +260,7 @@ double backward(const Call<T>& call, const Chunk& chunk, T* scratch, double* val
   pack<T>(b.map, call.y, layer.filters, b.y, ld);
   clear_margins(call.frame, pixels, b.y, layer.filters);
   if (call.needs_values || call.needs_alpha) pack_input(call, chunk, b);
-  // a band's own pixels: what lies before belongs to its neighbour
+  // The gradients are summed over the band's own pixels; its neighbours sum over the others.
   const long skip = call.frame.banded ? (chunk.low - chunk.base) * call.frame.row_pixels : 0;
   const long own = call.frame.banded ? (chunk.high - chunk.low) * call.frame.row_pixels : pixels;
   double alpha = 0;

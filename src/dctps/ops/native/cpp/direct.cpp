@@ -1,4 +1,5 @@
-// Python's way to the kernels for channels-last tensors.
+// The Python functions of the kernels for channels-last tensors: depthwise convolutions and small 1x1 layers. They
+// check their arguments and release the GIL.
 #include "direct.h"
 
 #include "arrays.h"
@@ -50,15 +51,15 @@ void depthwise_backward(const Numbers& geometry, const Array& y, const Array& x,
   else if (gradient) std::fill(gradient, gradient + size, T(0));
 }
 
-// The first element of a dense channels-last array (batch, channels, ...) of `channels`.
+// The first element of an array (batch, channels, ...) whose pixels lie densely in channels-last order.
 template <class T>
 T* pixels_of(const Array& array, long channels, const char* name) {
   bool fits = array.dtype() == nb::dtype<std::remove_const_t<T>>() && array.ndim() >= 2 && long(array.shape(1)) == channels;
-  if (fits && array.size() == 0) return nullptr;  // nothing will be read
+  if (fits && array.size() == 0) return nullptr;  // an empty array is never read
   fits = fits && (channels == 1 || array.stride(1) == 1);
   int64_t step = channels;
   for (size_t i = array.ndim(); fits && i-- > 1;) {
-    const size_t a = i == 1 ? 0 : i;  // the last axis first, the batch at the end
+    const size_t a = i == 1 ? 0 : i;  // from the last axis to the first, then the batch
     fits = array.shape(a) == 1 || array.stride(a) == step;
     step *= int64_t(array.shape(a));
   }
@@ -66,6 +67,7 @@ T* pixels_of(const Array& array, long channels, const char* name) {
   return static_cast<T*>(array.data());
 }
 
+// The first element of D as a dense (filters, channels) matrix of a 1x1 layer.
 template <class T>
 const T* table_of(const Array& offset, const Taps& taps) {
   if (offset.dtype() != nb::dtype<T>() || offset.ndim() != 2 || long(offset.shape(0)) != taps.filters ||
@@ -80,6 +82,7 @@ const T* table_of(const Array& offset, const Taps& taps) {
 
 long pixels_in(const Array& x) { return x.shape(1) ? long(x.size() / x.shape(1)) : 0; }
 
+// Whether a result is so large that it is written past the caches, which takes whole, aligned cache lines.
 bool past_caches(const void* data, long pixels, long channels, long bytes) {
   return size_t(pixels * channels * bytes) > LARGE && channels * bytes % 64 == 0 && reinterpret_cast<uintptr_t>(data) % 64 == 0;
 }

@@ -1,4 +1,5 @@
-// Calls of the kernels for channels-last tensors: lists, panels, threads.
+// Calls of the kernels for channels-last tensors. A call prepares the lists or panels that its kernel reads and divides
+// the work among threads.
 #pragma once
 
 #include <algorithm>
@@ -14,8 +15,9 @@ namespace dctps {
 template <class T>
 const Kernels<T>& kernels();
 
-using Meets = std::vector<std::vector<Meet>>;  // by coordinate of the destination
+using Meets = std::vector<std::vector<Meet>>;  // the meets of each coordinate of the destination
 
+// Which kernel positions meet which coordinates of the source along one axis.
 inline Meets meets_of(const Axis& axis, bool adjoint) {
   Meets meets(adjoint ? axis.in : axis.out);
   for (long o = 0; o < axis.out; o++)
@@ -26,7 +28,7 @@ inline Meets meets_of(const Axis& axis, bool adjoint) {
   return meets;
 }
 
-// A depthwise convolution of one geometry, or its adjoint, as lists of what meets what.
+// A depthwise convolution of one geometry, or its adjoint, as lists of the sources that each destination reads.
 template <class T>
 class Stencil {
  public:
@@ -47,6 +49,7 @@ class Stencil {
   std::vector<const Meet*> rows[2];
   std::vector<Span> spans;
 
+  // Concatenates the meets of axis a in `flat` and returns where each coordinate starts.
   std::vector<size_t> flatten(int a, const Meets& meets) {
     std::vector<size_t> starts = {0};
     for (const auto& own : meets) {
@@ -61,6 +64,7 @@ class Stencil {
     gather.meets[a] = rows[a].data(), gather.size[a] = long(meets.size());
   }
 
+  // Joins the coordinates of the last axis that read alike into spans.
   void make_spans(const Meets& meets, long period, long source_step) {
     const std::vector<size_t> starts = flatten(AXES - 1, meets);
     const Meet* all = flat[AXES - 1].data();
@@ -74,6 +78,7 @@ class Stencil {
     gather.spans = spans.data(), gather.span_count = long(spans.size());
   }
 
+  // Whether one coordinate reads with the same kernel positions as another, `step` further.
   static bool continues(const std::vector<Meet>& before, const std::vector<Meet>& after, long step) {
     if (before.size() != after.size()) return false;
     for (size_t i = 0; i < before.size(); i++)
@@ -82,8 +87,9 @@ class Stencil {
   }
 };
 
-constexpr long MOST_TAPS = 64;  // that Lines has room for
+constexpr long MOST_TAPS = 64;  // kernel positions for which Lines has room
 
+// A depthwise convolution on channels-last tensors, forwards and backwards.
 template <class T>
 struct Depthwise {
   const Layer& layer;
@@ -106,7 +112,7 @@ struct Depthwise {
     });
   }
 
-  // Either gradient may be left out (null data). Summed in an order that the number of threads fixes.
+  // Either gradient may be left out by a null pointer. The number of threads alone determines the order of the sums.
   void backward(const View<const T>& y, const View<const T>& x, const View<T>& x_grad, T* gradient, int threads) {
     Stencil<T> back(layer, weight, true), forward(layer, weight, false);
     back.gather.source = y, back.gather.out = x_grad, forward.gather.source = x;
@@ -129,7 +135,7 @@ struct Depthwise {
   }
 
  private:
-  // Row by row, so that what one gradient has read is still in the cache for the other.
+  // Goes row by row, so that what one gradient has read is still in the cache for the other.
   void one_image(const Stencil<T>& back, const Stencil<T>& forward, const View<const T>& y, long image, T* own) {
     const Axis& axis = layer.axis[0];
     for (long row = 0, done = 0; row < axis.out; row++) {
@@ -140,7 +146,7 @@ struct Depthwise {
   }
 };
 
-// W = alpha D + S on dense channels-last pixels.
+// The product of W = alpha D + S with densely packed channels-last pixels, forwards and backwards.
 template <class T>
 struct PointwiseJob {
   Pointwise<T> call{};
@@ -192,13 +198,14 @@ struct PointwiseJob {
   }
 
  private:
-  static constexpr long TILE = 24;  // pixels: parts begin at multiples, so that few tiles are broken
+  static constexpr long TILE = 24;  // pixels of a tile; parts begin at multiples of it, so that few tiles are divided
 
   long pieces(long most) const { return std::max(1L, std::min(most, call.pixels / TILE)); }
   long begin(long part, long parts) const {
     return part == parts ? call.pixels : call.pixels / TILE * part / parts * TILE;
   }
 
+  // The matrix at(k, n) as panels: [columns / panel][depth][panel], with zeros at the end.
   template <class At>
   static std::vector<T> packed(long depth, long columns, At at) {
     const long panel = kernels<T>().panel, count = (columns + panel - 1) / panel;

@@ -1,4 +1,5 @@
-// The instruction set, chosen when it is first asked for.
+// The choice of the instruction set, made once, when it is first needed: the best one that the CPU has. The environment
+// variable DCTPS_ISA limits the choice.
 #include <cstdlib>
 #include <cstring>
 
@@ -37,7 +38,7 @@ Choice choose() {
 #endif
       {"plain", &plain::float_kernels, &plain::double_kernels},
   };
-  const char* asked = std::getenv("DCTPS_ISA");  // at most this one: to compare them
+  const char* asked = std::getenv("DCTPS_ISA");  // the best instruction set that may be chosen
   bool admitted = !asked;
   for (const Choice& choice : choices) {
     admitted = admitted || std::strcmp(asked, choice.name) == 0;
@@ -69,6 +70,7 @@ const Kernels<double>& kernels<double>() { return *chosen().doubles; }
 
 const char* instruction_set() { return chosen().name; }
 
+// Three quarters of the second-level cache, or of 512 KiB where its size is unknown or implausible.
 long& cache_budget() {
   static long bytes = [] {
     long size = 0;

@@ -1,15 +1,15 @@
-// The pointwise stage as a Fourier transform along the channels: lanes are pixels, so every operation is a full vector
-// operation and a permutation of rows costs nothing.
+// The pointwise stage as a Fourier transform along the channels. The lanes of a vector are pixels, so every operation
+// is a full vector operation, and a permutation of rows costs nothing.
 //
-// The inputs of a pixel are real, so those at even and odd places travel as real and imaginary part of a transform of
-// half the length (pixels never meet). With X the spectrum of the whole input, each output is
+// The inputs of a pixel are real. Those at even places become the real parts and those at odd places the imaginary
+// parts of a transform of half the length. With X the spectrum of the whole input, each output is
 //
 //     out_k = real_k Re X[f_k] + imaginary_k Im X[f_k]
 //
-// which is a sum of four numbers, both parts of rows f and -f; the plan holds their weights. That covers the cosine,
-// sine and Hartley transforms and the cosines and sines of the separable way; missing inputs and outputs are never
-// touched. The transform works in place, by decimation in frequency, and leaves its results in the order of reversed
-// digits, which the tables of the plan (`..._after`) undo.
+// This is a weighted sum of four numbers, the real and imaginary parts of rows f and -f; the plan holds the weights. It
+// covers the cosine, sine and Hartley transforms, and the cosines and sines of separable factors. Missing inputs and
+// outputs are never touched. The transform works in place, by decimation in frequency. It leaves its results in the
+// order of reversed digits, and the tables of the plan whose names end in `_after` say where they are.
 #pragma once
 
 #include "pack.h"
@@ -41,7 +41,7 @@ inline Complex<T> rotate(Complex<T> a) {  // -i a
 }
 
 template <class T>
-constexpr long PAIR = 2 * WIDTH<T>;
+constexpr long PAIR = 2 * WIDTH<T>;  // elements of a complex row: a vector of real and one of imaginary parts
 
 template <class T>
 inline Complex<T> load_row(const T* z, long row) {
@@ -52,6 +52,7 @@ inline void store_row(T* z, long row, Complex<T> a) {
   store(z + row * PAIR<T>, a.re);
   store(z + row * PAIR<T> + WIDTH<T>, a.im);
 }
+// Stores a complex row multiplied by its twiddle factor, which in the last stage is one.
 template <class T>
 inline void store_twisted(T* z, long row, Complex<T> a, const T* twiddle, bool last) {
   store_row(z, row, last ? a : times(a, twiddle));
@@ -85,7 +86,7 @@ void radix4(T* z, long length, long block, const T* twiddle) {
 
 constexpr int MAX_RADIX = 31;
 
-// Any other radix by its definition, with the pairs a_i + a_(r-i) and a_i - a_(r-i) that halve the work (r is odd).
+// Computes any odd radix r by its definition. The sums a_i + a_(r-i) and differences a_i - a_(r-i) halve the work.
 template <class T>
 void radix_odd(T* z, long length, long block, int radix, const T* twiddle, const T* root) {
   const long step = block / radix;
@@ -118,6 +119,7 @@ void radix_odd(T* z, long length, long block, int radix, const T* twiddle, const
     }
 }
 
+// The transform of `length` complex rows, in place.
 template <class T>
 void transform(const Fourier<T>& f, T* z) {
   long block = f.length;
@@ -128,7 +130,7 @@ void transform(const Fourier<T>& f, T* z) {
   }
 }
 
-// out[k] = scale * (pointwise stage of x)[k] for a vector of pixels; rows of x and out are `ldx` and `ldo` apart.
+// out[k] = scale * (pointwise stage of x)[k] for one vector of pixels. Rows of x and out are `ldx` and `ldo` apart.
 template <class T>
 void fourier_forward(const Offset<T>& o, const T* x, long ldx, T scale, T* out, long ldo, T* z) {
   const Fourier<T>& f = o.fourier;
@@ -145,8 +147,8 @@ void fourier_forward(const Offset<T>& o, const T* x, long ldx, T scale, T* out, 
   }
 }
 
-// The transposed computation: x[c] = sum_k (pointwise stage)[k, c] y[k]. The adjoint of the transform is the transform
-// of the conjugate numbers, conjugated.
+// The adjoint: out[c] = sum_k (pointwise stage)[k, c] y[k]. To apply the adjoint of the transform, conjugate the
+// numbers, transform them, and conjugate the result.
 template <class T>
 void fourier_adjoint(const Offset<T>& o, const T* y, long ldy, T* out, long ldo, T* z) {
   const Fourier<T>& f = o.fourier;

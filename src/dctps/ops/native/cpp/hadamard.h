@@ -1,14 +1,16 @@
-// The pointwise stage as a Walsh-Hadamard transform along the channels: additions of whole rows of pixels.
+// The pointwise stage as a Walsh-Hadamard transform along the channels. It consists of additions of whole rows of
+// pixels; a complex row of fourier.h holds two vectors of pixels here.
 #pragma once
 
 #include "fourier.h"
 
 namespace dctps::DCTPS_ISA {
 
+// The unnormalised transform of `length` rows, in place.
 template <class T>
 void walsh(T* z, long length) {
   long half = length / 2;
-  for (; half >= 2; half /= 4)  // two steps at a time
+  for (; half >= 2; half /= 4)  // two steps of the transform in one pass
     for (long block = 0; block < length; block += 2 * half)
       for (long r = block; r < block + half / 2; r++) {
         const long step = half / 2;
@@ -28,6 +30,7 @@ void walsh(T* z, long length) {
     }
 }
 
+// out[k] = scale * (pointwise stage of x)[k] for two vectors of pixels.
 template <class T>
 void hadamard_forward(const Offset<T>& o, const T* x, long ldx, T scale, T* out, long ldo, T* z) {
   for (long c = 0; c < o.inputs; c++) {
@@ -44,6 +47,7 @@ void hadamard_forward(const Offset<T>& o, const T* x, long ldx, T scale, T* out,
   }
 }
 
+// out[c] = sum_k (pointwise stage)[k, c] y[k] for two vectors of pixels.
 template <class T>
 void hadamard_adjoint(const Offset<T>& o, const T* y, long ldy, T* out, long ldo, T* z) {
   fill(z, o.length * PAIR<T>);

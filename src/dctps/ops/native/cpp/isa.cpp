@@ -1,4 +1,4 @@
-// Compiled once per instruction set, with DCTPS_ISA as the name of its namespace.
+// The kernels of one instruction set. This file is compiled once per instruction set; DCTPS_ISA names its namespace.
 #include "chunk.h"
 #include "pointwise.h"
 #include "stencil.h"
@@ -19,7 +19,7 @@ constexpr Kernels<T> all = {
     pointwise_backward<T>,
 };
 
-// Constants, so that nothing of this file runs before the instruction set is known to be there.
+// These are constants, so no code of this file runs before dispatch.cpp knows that the CPU has the instruction set.
 extern const Kernels<float> float_kernels;
 extern const Kernels<double> double_kernels;
 constexpr Kernels<float> float_kernels = all<float>;

@@ -1,3 +1,4 @@
+// The sizes, phases and shifts of the grid, and the division of a batch into chunks.
 #include "layout.h"
 
 #include <algorithm>
@@ -5,7 +6,7 @@
 
 namespace dctps {
 
-static constexpr long ALIGN = 16;  // elements
+static constexpr long ALIGN = 16;  // elements of which rows and margins are multiples
 
 static long round_up(long value, long multiple) { return (value + multiple - 1) / multiple * multiple; }
 
@@ -58,8 +59,8 @@ Layout::Layout(const Numbers& geometry, const Numbers& input) : taps(geometry) {
     if (room < span) throw std::invalid_argument("the (padded) input is smaller than the kernel");
     axis.out = (room - span) / axis.stride + 1;
     axis.reach = (span - 1) / axis.stride;
-    // Rows may share their zeros: what is read behind a row is the padding before the next one. That needs the
-    // last pixel that is read to lie inside of the row.
+    // Neighbouring rows may share their zeros: what a kernel reads behind one row is the padding before the next. This
+    // requires that the last pixel which is read lies inside of its row.
     const long last = std::min((axis.in - 1 + axis.padding) / axis.stride, axis.out - 1 + axis.reach);
     const long shared = std::min({axis.padding / axis.stride, axis.reach, axis.out + axis.reach - 1 - last});
     axis.grid = axis.out + axis.reach - std::max(0L, shared);
@@ -92,7 +93,7 @@ Chunks::Chunks(const Layer& layer, bool backward, long pixel_bytes, long budget,
   const Axis& first = layer.axis[0];
   frame.row_pixels = layer.axis[1].grid * layer.axis[2].grid;
   const long image = first.grid * frame.row_pixels * pixel_bytes;
-  const long rows = backward ? first.out + first.reach : first.out;  // that bands would share among themselves
+  const long rows = backward ? first.out + first.reach : first.out;  // the rows that bands would divide
   const long halo = backward ? 2 * first.reach : first.reach;
   long parts = std::max(1L, std::min((image + budget - 1) / budget, rows / std::max(1L, 2 * halo)));
   if (layer.batch < threads) parts = std::max(parts, std::min<long>(threads, rows / std::max(1L, 2 * halo)));
@@ -118,7 +119,8 @@ Chunks::Chunks(const Layer& layer, bool backward, long pixel_bytes, long budget,
   for (long t = 0; t < layer.taps; t++) frame.reach = std::max<long>(frame.reach, layer.tap_shift[t]);
   frame.margin = round_up(frame.reach, ALIGN);
   const long longest = frame.images * frame.rows * frame.row_pixels;
-  // room for the last tile of vectors; an odd number of cache lines, so that rows do not fall on one another in the cache
+  // A row has room for the last tile of vectors. Its length is an odd number of cache lines, so that rows do not
+  // compete for the same place in the cache.
   frame.ld = round_up(frame.margin + longest + frame.reach + 6 * ALIGN, ALIGN);
   if (frame.ld / ALIGN % 2 == 0) frame.ld += ALIGN;
 }

@@ -1,4 +1,5 @@
-// The geometry of a layer on inputs of one size, and how its batch is cut into chunks.
+// The geometry of a layer on inputs of one size, and the division of its batch into chunks. The header of plan.h
+// describes the grid, its phases and its shifts.
 #pragma once
 
 #include <vector>
@@ -9,29 +10,30 @@ namespace dctps {
 
 using Numbers = std::vector<long>;
 
-struct Taps {  // what follows from the weight's shape, stride and dilation alone
+struct Taps {  // what follows from the geometry of the layer alone, whatever the size of the input
   int axes;
   long groups, filters, group_channels, taps, phases;
   long kernel[AXES], stride[AXES], padding[AXES], dilation[AXES];
-  std::vector<int32_t> phase_of, tap_phase;
+  std::vector<int32_t> phase_of, tap_phase;  // see Layer
 
-  // groups, filters, channels per group, then kernel, stride, padding and dilation of each axis
+  // The numbers are groups, filters, channels per group, then kernel, stride, padding and dilation of all axes.
   explicit Taps(const Numbers& geometry);
+  // Writes the coordinates of a kernel position to `out`.
   void coordinates(long tap, long out[AXES]) const;
 };
 
-struct Layout {
+struct Layout {  // a layer on inputs of one size
   Taps taps;
   Layer layer;
   std::vector<int64_t> tap_shift;
 
-  Layout(const Numbers& geometry, const Numbers& input);  // input: batch, channels, spatial sizes
-  Numbers output() const;                                 // batch, filters, spatial sizes
-  bool reads_all() const;                                 // does every input pixel reach an output?
+  Layout(const Numbers& geometry, const Numbers& input);  // `input` is (batch, channels, spatial sizes)
+  Numbers output() const;                                 // (batch, filters, spatial sizes)
+  bool reads_all() const;                                 // whether some output reads each input pixel
 };
 
-// Chunks of about `budget` bytes where each pixel of the grid takes `pixel_bytes`, but of `lanes` pixels at least; and
-// enough of them for all threads.
+// The chunks of a batch. A chunk takes about `budget` bytes when a pixel of the grid takes `pixel_bytes`, and it has at
+// least `lanes` pixels. There are enough chunks for all threads.
 struct Chunks {
   Frame frame;
   std::vector<Chunk> list;

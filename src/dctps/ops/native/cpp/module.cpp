@@ -1,4 +1,4 @@
-// The Python module; nothing here links against torch.
+// The Python module `_native`, which checks its arguments and calls the kernels. It does not link against torch.
 #include "arrays.h"
 #include "run.h"
 
@@ -15,6 +15,7 @@ static Table table(const Floats& a) {
   return {a.data(), long(a.shape(0)), long(a.shape(1))};
 }
 
+// Throws unless layout, offset and sparse part belong to the same layer.
 template <class T>
 static void check(const Layout& layout, const OwnedOffset<T>* offset, const Sparse& sparse, int threads) {
   const Taps& a = layout.taps;
@@ -30,6 +31,7 @@ static void check(const Layout& layout, const OwnedOffset<T>* offset, const Spar
   if (threads < 1) throw std::invalid_argument("at least one thread");
 }
 
+// y = (alpha D + S) x + bias.
 template <class T>
 static void forward(const Numbers& geometry, const Array& x, const OwnedOffset<T>* offset, double alpha,
                     const Sparse& sparse, const Array& values, const std::optional<Array>& bias, const Array& y,
@@ -48,6 +50,7 @@ static void forward(const Numbers& geometry, const Array& x, const OwnedOffset<T
   job.forward(threads);
 }
 
+// Writes the gradients of x and the values that are asked for, and returns <x, D'y>; y is the gradient of the output.
 template <class T>
 static double backward(const Numbers& geometry, const Array& y, const Array& x, const OwnedOffset<T>* offset,
                        double alpha, const Sparse& sparse, const Array& values, const std::optional<Array>& x_grad,
@@ -112,7 +115,7 @@ static void bind(nb::module_& m, const char* name) {
 
 NB_MODULE(_native, m) {
   using namespace dctps;
-  nb::set_leak_warnings(false);  // plans are kept until the interpreter ends
+  nb::set_leak_warnings(false);  // Python caches plans until the interpreter ends
   bind<float>(m, "Offset32");
   bind<double>(m, "Offset64");
   nb::class_<Sparse>(m, "Sparse")

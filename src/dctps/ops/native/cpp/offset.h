@@ -1,4 +1,5 @@
-// The offset of a layer as the kernels need it, made once per weight shape: pointwise stage and depthwise taps.
+// The offset of a layer as the kernels need it: the tables of its pointwise stage and the weights of its depthwise
+// stage. It is made once per weight shape and owns its tables; `Offset` in plan.h points to them.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +13,7 @@
 
 namespace dctps {
 
-struct Table {  // a row-major matrix of the caller's
+struct Table {  // a row-major matrix that belongs to the caller
   const double* data;
   long rows, columns;
 };
@@ -21,9 +22,9 @@ template <class T>
 struct OwnedOffset {
   Offset<T> plan{};
   long filters, terms, taps;
-  std::vector<int32_t> source;  // (filters, terms): which plane
-  std::vector<T> weights;       // (filters, terms, taps): the depthwise stage
-  std::vector<int32_t> phases;  // (taps): of the convolution that a product was made for
+  std::vector<int32_t> source;  // (filters, terms): the plane that a term of a filter reads
+  std::vector<T> weights;       // (filters, terms, taps): the weights of the depthwise stage
+  std::vector<int32_t> phases;  // (taps): the phases of the convolution for which a product was made
 
   OwnedOffset(long filters, long terms, long taps, std::vector<int32_t> source, const std::vector<double>& weights)
       : filters(filters), terms(terms), taps(taps), source(std::move(source)), weights(weights.begin(), weights.end()) {
@@ -33,8 +34,8 @@ struct OwnedOffset {
   }
   OwnedOffset(const OwnedOffset&) = delete;
 
-  // A product for each term, of its own (folded) channels. For strided convolutions (`tap_phase` says which kernel
-  // position reads which of `phases`) the second factors and the taps become one matrix.
+  // Makes the pointwise stage one product per term, with the (folded) channels of the term. In strided convolutions the
+  // second factors and the depthwise weights become one matrix; `tap_phase` is the phase of each kernel position.
   void product(const std::vector<std::optional<Table>>& first, const std::vector<Table>& second,
                const std::vector<double>& signs, const std::vector<int32_t>& tap_phase, long phases) {
     const bool thin = first[0].has_value(), folds = second.size() > 1;
@@ -66,8 +67,8 @@ struct OwnedOffset {
     plan.kind = Kind::product;
   }
 
-  // Multiply-adds per pixel that the pointwise stage reads, and per output of what follows it, without S. A transform of
-  // length n counts n log2 n.
+  // The multiply-adds of the pointwise stage per pixel that it reads, and of what follows it per output; both without
+  // S. A transform of length n counts n log2 n.
   std::pair<long, long> multiply_adds() const {
     const long depthwise = taps > 1 ? filters * terms * taps : 0;
     if (plan.kind == Kind::fourier) return {transform_operations(whole_length), depthwise};
@@ -88,7 +89,8 @@ struct OwnedOffset {
     return long(total);
   }
 
-  // out_k = real_k Re X[f_k] + imaginary_k Im X[f_k] of the transform X of sign_c x_c at place_c
+  // Makes the pointwise stage out_k = real_k Re X[f_k] + imaginary_k Im X[f_k]. X is the Fourier transform of a line
+  // with sign_c x_c at place_c.
   void fourier(long length, const std::vector<int32_t>& place, const std::vector<double>& signs,
                const std::vector<int32_t>& frequency, const std::vector<double>& real,
                const std::vector<double>& imaginary) {
@@ -97,7 +99,7 @@ struct OwnedOffset {
       throw std::invalid_argument("tables of a Fourier stage do not fit together");
     check(place, length), check(frequency, length);
     whole_length = length;
-    const long step = length % 2 ? 1 : 2, rows = length / step;  // an odd length travels without imaginary parts
+    const long step = length % 2 ? 1 : 2, rows = length / step;  // an odd length leaves the imaginary parts zero
     stages(rows);
     std::vector<int32_t> at, left_at;
     std::vector<double> signs_after;
@@ -113,6 +115,7 @@ struct OwnedOffset {
     plan.kind = Kind::fourier;
   }
 
+  // Makes the pointwise stage out_k = scale * X[row_k]. X is the Walsh-Hadamard transform of sign_c x_c.
   void hadamard(long length, const std::vector<double>& signs, const std::vector<int32_t>& row, double scale) {
     plan.inputs = long(signs.size()), plan.planes = long(row.size());
     if (length < 1 || (length & (length - 1)) || plan.inputs > length)
@@ -124,14 +127,14 @@ struct OwnedOffset {
   }
 
  private:
-  long whole_length = 0;  // of the Fourier transform, before even and odd places are paired
+  long whole_length = 0;  // length of the Fourier transform before even and odd places become complex numbers
   std::vector<Matrix<T>> gathered;
   std::vector<std::vector<T>> numbers;
   std::vector<std::vector<int32_t>> indices;
 
   static long transform_operations(long length) { return std::lround(double(length) * std::log2(double(length))); }
 
-  // gather[k, (t, j)] = second[k, j] weights[k, r, t] for j among the ranks of term r
+  // Makes the matrix gather[k, (t, j)] = second[k, j] weights[k, r, t], where column j belongs to term r.
   void gather(const std::vector<Table>& second, const std::vector<int32_t>& tap_phase, long phases) {
     if (long(tap_phase.size()) != taps) throw std::invalid_argument("a phase for each kernel position is needed");
     std::vector<double> whole, back;
@@ -154,6 +157,7 @@ struct OwnedOffset {
     plan.gather_adjoint = gathered.data();
   }
 
+  // Stores a table for as long as the offset lives.
   const T* kept(const std::vector<double>& values, double factor = 1) {
     std::vector<T> own;
     for (double v : values) own.push_back(T(factor * v));
@@ -174,7 +178,8 @@ struct OwnedOffset {
       if (row < 0 || row >= length) throw std::invalid_argument("a row outside of the transform");
   }
 
-  // Columns (of the transposed table: rows) from .. to as [rows / ROWS][columns][ROWS], zeros at the end.
+  // Appends the columns `from` to `to` of a table, or of its transpose, as [rows / ROWS][columns][ROWS] with zeros at
+  // the end.
   static void pack(const Table& table, bool transposed, long from, long to, std::vector<T>& out) {
     const long rows = transposed ? table.columns : table.rows;
     for (long i = 0; i < rows; i += ROWS)
@@ -189,6 +194,7 @@ struct OwnedOffset {
     return {numbers.back().data(), transposed ? table.columns : table.rows, columns};
   }
 
+  // Divides a transform of `length` complex rows into stages, each with its radix and twiddle factors.
   void stages(long length) {
     Fourier<T>& f = plan.fourier;
     f.length = length;
@@ -203,7 +209,7 @@ struct OwnedOffset {
       f.stages++, rest /= radix, block /= radix;
     }
   }
-  // exp(-2 pi i j q / n): a row for each j, with the given q
+  // The table of exp(-2 pi i j q / n), with one row for each j.
   const T* roots(long n, long from_j, long to_j, long from_q, long to_q) {
     std::vector<double> table;
     for (long j = from_j; j < to_j; j++)
@@ -214,6 +220,7 @@ struct OwnedOffset {
     return kept(table);
   }
 
+  // Groups the outputs by the pair of rows, f and -f, from which they are computed.
   void pair_outputs(long length, long rows, const std::vector<int32_t>& frequency, const std::vector<double>& real,
                     const std::vector<double>& imaginary) {
     std::vector<std::vector<int32_t>> by_row(rows / 2 + 1);
@@ -239,9 +246,9 @@ struct OwnedOffset {
     f.start = kept(start), f.output = kept(output), f.weight = kept(weights);
   }
 
-  // The weights of both parts of Z[f] and Z[-f] in real Re X[f] + imaginary Im X[f]: Z is the transform of the even
-  // places plus i times that of the odd ones, X = E + exp(-i angle) O; where the length is odd, X is Z itself.
-  // `swapped`: those of Z[-f] first.
+  // Appends the weights that both parts of Z[f] and Z[-f] have in real Re X[f] + imaginary Im X[f]. With E the
+  // transform of the even places and O that of the odd ones, Z = E + i O and X = E + exp(-i angle) O. Where the length
+  // is odd, X is Z itself (`whole`). The weights of Z[-f] come first where `swapped`.
   static void append(std::vector<double>& weights, double real, double imaginary, double angle, bool whole, bool swapped) {
     const double turned = real * std::sin(angle) + imaginary * std::cos(angle);
     const double other = real * std::cos(angle) - imaginary * std::sin(angle);
@@ -251,7 +258,7 @@ struct OwnedOffset {
     weights.insert(weights.end(), swapped ? own : mirrored, (swapped ? own : mirrored) + 2);
   }
 
-  // Where decimation in frequency leaves an index: its digits, reversed.
+  // Where decimation in frequency leaves a row: the index with reversed digits.
   int32_t after(int32_t row) const {
     long position = 0, block = plan.fourier.length, rest = row;
     for (int s = 0; s < plan.fourier.stages; s++) {

@@ -1,8 +1,8 @@
-// Between tensors of any strides and the packed grid of a chunk.
+// Copies between tensors of any strides and the packed grid of a chunk.
 //
-// Where each pixel of the grid lies in the tensor is worked out once per chunk and serves all channels. Tensors with
-// neighbouring channels (channels-last, and the input of linear layers) are transposed in blocks of a vector squared;
-// in others, pixels are copied in runs.
+// A map says where each pixel of the grid lies in the tensor. It is made once per chunk and serves all channels.
+// Tensors with neighbouring channels (channels-last, and the input of linear layers) are transposed in square blocks
+// whose side is the width of a vector. In other tensors, runs of pixels are copied.
 #pragma once
 
 #include <type_traits>
@@ -13,11 +13,11 @@
 
 namespace dctps::DCTPS_ISA {
 
-struct Side {  // index in the tensor = grid coordinate * stride + origin, along each axis
+struct Side {  // where the grid lies on a tensor: index in the tensor = grid coordinate * stride + origin
   long size[AXES], stride[AXES], origin[AXES];
 };
 
-inline Side input_side(const Layer& layer, long phase) {  // `phase` numbers all of stride0 * stride1 * stride2
+inline Side input_side(const Layer& layer, long phase) {  // `phase` counts all stride0 * stride1 * stride2 phases
   Side side;
   for (int a = AXES - 1; a >= 0; a--) {
     const Axis& axis = layer.axis[a];
@@ -35,24 +35,24 @@ inline Side output_side(const Layer& layer) {
   return side;
 }
 
-struct Run {  // pixels `step` apart in the tensor and neighbours on the grid
+struct Run {  // pixels that are neighbours on the grid and `step` apart in the tensor
   int64_t source, step;
   long target, count;
 };
 
 struct Map {
-  int64_t* source;  // (pixels) of each pixel of the grid in channel 0 of the tensor, or -1
-  Run* runs;        // the same, in runs; made on demand
+  int64_t* source;  // (pixels) index of each grid pixel in channel 0 of the tensor, or -1 outside of the tensor
+  Run* runs;        // the same pixels as runs, made on demand
   long pixels;
 };
-constexpr long MAP_BYTES = sizeof(int64_t) + sizeof(Run);  // per pixel
+constexpr long MAP_BYTES = sizeof(int64_t) + sizeof(Run);  // bytes of a map per pixel
 
-inline long index_along(const Side& side, int axis, long coordinate) {  // or -1
+inline long index_along(const Side& side, int axis, long coordinate) {  // -1 outside of the tensor
   const long index = coordinate * side.stride[axis] + side.origin[axis];
   return index >= 0 && index < side.size[axis] ? index : -1;
 }
 
-// The pixels of the chunk's rows low .. high.
+// Makes the map of a chunk. Rows outside of low .. high count as outside of the tensor.
 template <class T>
 void locate(const Layer& layer, const Chunk& chunk, const Side& side, const View<T>& view, long low, long high,
             Map& map) {
@@ -72,6 +72,7 @@ void locate(const Layer& layer, const Chunk& chunk, const Side& side, const View
   map.pixels = to - map.source;
 }
 
+// Finds the runs of a map and returns their number.
 inline long find_runs(const Map& map) {
   long count = 0;
   for (long p = 0; p < map.pixels;) {
@@ -96,7 +97,7 @@ inline void fill(T* to, long count) {
 
 template <class T, int... I>
 inline Vec<T> shuffle(Vec<T> a, Vec<T> b) {
-#if defined(__GNUC__) && !defined(__clang__)  // which has __builtin_shufflevector only from version 12
+#if defined(__GNUC__) && !defined(__clang__)  // GCC has __builtin_shufflevector only from version 12
   using Index = std::conditional_t<sizeof(T) == 4, int32_t, int64_t>;
   return __builtin_shuffle(a, b, Vec<Index>{I...});
 #else
@@ -113,6 +114,7 @@ inline Vec<T> interleave_high(Vec<T> a, Vec<T> b, std::integer_sequence<int, I..
   return shuffle<T, (n / 2 + I / 2 + I % 2 * n)...>(a, b);
 }
 
+// Transposes a block of W vectors in log2(W) steps of interleaving.
 template <class T>
 inline void transpose(Vec<T>* rows) {
   constexpr int W = WIDTH<T>;
@@ -127,7 +129,7 @@ inline void transpose(Vec<T>* rows) {
   }
 }
 
-// Blocks of neighbouring channels lie in one cache line of the tensor, so they are the inner loop.
+// Packs all whole blocks of channels. Channels are the inner loop, because neighbours share a cache line of the tensor.
 template <class T>
 void pack_blocks(const Map& map, const T* data, long channels, T* grid, long ld) {
   constexpr long W = WIDTH<T>;
@@ -144,7 +146,7 @@ void pack_blocks(const Map& map, const T* data, long channels, T* grid, long ld)
       }
 }
 
-// N blocks of channels side by side: two fill a cache line, which a stream must write as a whole.
+// Unpacks N neighbouring blocks of channels. Two of them fill a cache line, which streaming must write as a whole.
 template <class T, int N, bool STREAM>
 inline void unpack_line(const Map& map, long p, const T* grid, long ld, const T* bias, T* data) {
   constexpr long W = WIDTH<T>;
@@ -178,7 +180,7 @@ void unpack_blocks(const Map& map, const T* grid, long ld, long channels, const 
 
 // --- all channels ---------------------------------------------------------------------------------------------------
 
-// Rows c = 0 .. channels of the grid, `ld` apart, from the tensor; zeros where it has no pixel.
+// Copies all channels of the tensor to rows of the grid, `ld` apart, with zeros where the tensor has no pixel.
 template <class T>
 void pack(const Map& map, const View<const T>& view, long channels, T* grid, long ld) {
   long c = 0;
@@ -201,7 +203,7 @@ void pack(const Map& map, const View<const T>& view, long channels, T* grid, lon
   }
 }
 
-// The way back: the pixels that are in the tensor, plus `bias[c]` where there is one.
+// Copies rows of the grid to the channels of the tensor and adds `bias[c]` where there is a bias.
 template <class T>
 void unpack(const Map& map, const T* grid, long ld, long channels, const T* bias, const View<T>& view) {
   long c = 0;

@@ -1,3 +1,4 @@
+// Parallel loops: by the OpenMP runtime that torch has loaded or, where there is none, by std::thread.
 #include "parallel.h"
 
 #include <algorithm>
@@ -19,7 +20,7 @@ namespace dctps {
 
 namespace {
 
-struct FlushDenormals {  // extreme sparsity makes activations underflow, and a CPU several times slower
+struct FlushDenormals {  // at very low densities activations underflow, which makes a CPU several times slower
 #if defined(__SSE2__)
   unsigned before = _mm_getcsr();
   FlushDenormals() { _mm_setcsr(before | 0x8040); }
@@ -48,7 +49,7 @@ void work(void* data) {
   }
 }
 
-// The entry point of GCC's OpenMP runtime, which those of Intel and LLVM offer too; torch has loaded one of them.
+// The entry point of GCC's OpenMP runtime. Those of Intel and LLVM have it, too, and torch has loaded one of the three.
 using Parallel = void (*)(void (*)(void*), void*, unsigned, unsigned);
 
 Parallel openmp() {
@@ -75,7 +76,7 @@ void parallel(long count, int threads, const std::function<void(long)>& task) {
     try {
       for (unsigned i = 1; i < workers; i++) others.emplace_back(work, &job);
     } catch (const std::system_error&) {
-    }  // no more threads: those that are there do the work
+    }  // where no more threads can start, those that have started do the work
     work(&job);
     for (std::thread& other : others) other.join();
   }

@@ -1,8 +1,8 @@
-// Linear maps of the channels of channels-last pixels: y[p] = W x[p]. Vectors hold neighbouring outputs, the pixels'
-// inputs are broadcast as they lie, and W waits in the cache as panels of COLUMNS vectors: [filters / panel][inputs][panel].
-// Backwards a block of pixels is read once for all gradients; those of S only at its places:
+// Small 1x1 layers on channels-last pixels: y[p] = W x[p]. A vector holds neighbouring outputs, and the inputs of a
+// pixel are broadcast. W stays in the cache as panels of COLUMNS vectors: [filters / panel][inputs][panel]. The
+// backward pass reads a block of pixels once for all gradients, and those of S are computed at its positions only:
 //
-//     d = D' y,   alpha's gradient <x, d>,   x's gradient alpha d + S' y,   that of S[k, c] the sum of y[k] x[c]
+//     d = D' y;   the gradient of alpha is <x, d>, that of x is alpha d + S' y, that of S[k, c] is the sum of y[k] x[c]
 #pragma once
 
 #include "plan.h"
@@ -11,9 +11,10 @@
 namespace dctps::DCTPS_ISA {
 
 template <class T>
-constexpr long PANEL = COLUMNS * WIDTH<T>;
-constexpr long BLOCK = 4 * ROWS;  // pixels
+constexpr long PANEL = COLUMNS * WIDTH<T>;  // columns of a panel
+constexpr long BLOCK = 4 * ROWS;  // pixels that the backward pass reads at a time
 
+// The sums of M pixels and one panel, in registers.
 template <class T, int M>
 inline void panel_tile(const T* panel, long depth, const T* x, long ldx, Vec<T> (&sums)[ROWS][COLUMNS]) {
   for (int i = 0; i < M; i++)
@@ -28,6 +29,7 @@ inline void panel_tile(const T* panel, long depth, const T* x, long ldx, Vec<T> 
   }
 }
 
+// M rows of `panel_product`.
 template <class T, int M>
 inline void panel_rows(const T* panels, long depth, long columns, const T* x, long ldx, T* out, long ldo, bool past) {
   for (long n = 0; n < columns; n += PANEL<T>, panels += depth * PANEL<T>) {
@@ -44,7 +46,7 @@ inline void panel_rows(const T* panels, long depth, long columns, const T* x, lo
   }
 }
 
-// out (pixels, columns) = x (pixels, depth) times the panels
+// out (pixels, columns) = x (pixels, depth) times the panels (depth, columns).
 template <class T>
 void panel_product(const T* panels, long depth, long columns, long pixels, const T* x, T* out, long ldo, bool past) {
   long p = 0;
@@ -65,7 +67,7 @@ long pointwise_scratch(const Pointwise<T>& c) {
   return BLOCK * c.channels + c.count;
 }
 
-// d: scaled by alpha on the way out; returns <x, d> of the block.
+// Returns <x, d>, and then multiplies d by alpha.
 template <class T>
 double scale_and_dot(long size, const T* x, T alpha, T* d) {
   Vec<T> dots[2] = {};
@@ -81,10 +83,11 @@ double scale_and_dot(long size, const T* x, T alpha, T* d) {
   return double(sum<T>(dots[0] + dots[1]) + rest);
 }
 
+// Copies a block of the gradient of x to its tensor.
 template <class T>
 void hand_over(long size, const T* from, bool past, T* to) {
   if (!past) __builtin_memcpy(to, from, size * sizeof(T));
-  else  // whole cache lines, see `past_caches`
+  else  // these are whole cache lines, see `past_caches`
     for (long i = 0; i < size; i += WIDTH<T>) stream(to + i, load(from + i));
 }
 

@@ -1,5 +1,5 @@
-// Dense products C = A B (+ C) with pixels along the rows of B and C: tiles of ROWS x COLUMNS vectors in registers.
-// Row k of B begins at b + at[k]: rows of the grid, or shifted ones.
+// Dense products C = A B or C += A B, where the rows of B and C are rows of pixels. Tiles of ROWS x COLUMNS vectors
+// stay in registers. Row k of B begins at b + at[k], so it may be a row of the grid or a shifted one.
 #pragma once
 
 #include "plan.h"
@@ -36,7 +36,7 @@ inline void product_rows(long rows, const T* a, long depth, const T* b, const in
   }
 }
 
-// Rows `from` (a multiple of ROWS) to `to` of A times B, for `pixels` columns rounded up to whole tiles.
+// Multiplies the rows `from` (a multiple of ROWS) to `to` of A with B, for `pixels` columns rounded up to whole tiles.
 template <class T, bool ADD = false>
 void product(const Matrix<T>& a, long from, long to, const T* b, const int32_t* at, T* c, long ldc, long pixels) {
   for (long p = 0; p < pixels; p += COLUMNS * WIDTH<T>)

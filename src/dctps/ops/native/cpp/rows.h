@@ -1,4 +1,4 @@
-// Sums of shifted rows of pixels, and dot products of them: the sparse part and the depthwise stage.
+// Weighted sums and dot products of shifted rows of pixels. The sparse part and the depthwise stage consist of them.
 #pragma once
 
 #include "plan.h"
@@ -6,7 +6,7 @@
 
 namespace dctps::DCTPS_ISA {
 
-constexpr int TILE = 6;  // vectors of a row that stay in registers while its entries are added
+constexpr int TILE = 6;  // vectors of a row that stay in registers while its entries are summed
 
 template <class T, int N>
 inline void combine_tile(const Entry<T>* entry, const Entry<T>* end, const T* source, T keep, T* row) {
@@ -20,7 +20,7 @@ inline void combine_tile(const Entry<T>* entry, const Entry<T>* end, const T* so
   for (int j = 0; j < N; j++) store(row + j * WIDTH<T>, sums[j]);
 }
 
-// out[i] = keep * out[i] + sum of weight * source[offset ...], for rows `from` to `to` of the list.
+// out[i] = keep * out[i] + the sum of weight * source[offset ...] over the entries of row i, for rows `from` to `to`.
 template <class T>
 void combine(const Rows<T>& list, long from, long to, const T* source, T keep, T* out, long ld, long pixels) {
   constexpr long W = WIDTH<T>;
@@ -30,7 +30,7 @@ void combine(const Rows<T>& list, long from, long to, const T* source, T keep, T
     T* row = out + (i - from) * ld;
     long p = 0;
     for (; p + (TILE - 1) * W < pixels; p += TILE * W) combine_tile<T, TILE>(entry, end, source + p, keep, row + p);
-    // in pairs of vectors, as the transforms take them: what they read must be numbers
+    // The rest goes in pairs of vectors, because the transforms read pairs, in which every lane must hold a number.
     for (; p < pixels; p += 2 * W) combine_tile<T, 2>(entry, end, source + p, keep, row + p);
   }
 }
@@ -57,6 +57,7 @@ void dots(const Rows<T>& list, const T* y, long ld, const T* source, long pixels
   }
 }
 
+// The dot product of two rows.
 template <class T>
 double dot(const T* a, const T* b, long pixels) {
   Vec<T> sums = {};

@@ -1,4 +1,5 @@
-// One call: lists of multiply-adds, chunks, threads.
+// One call of the kernels. It prepares the lists of multiply-adds, divides the batch into chunks, and lets threads
+// compute the chunks.
 #pragma once
 
 #include <vector>
@@ -11,14 +12,14 @@
 namespace dctps {
 
 template <class T>
-const Kernels<T>& kernels();   // of the best instruction set of this CPU
-const char* instruction_set();  // its name
-long& cache_budget();          // bytes of a chunk: most of the second-level cache; tests make it small
+const Kernels<T>& kernels();   // the kernels of the best instruction set of this CPU
+const char* instruction_set();  // the name of that instruction set
+long& cache_budget();          // bytes of a chunk, by default most of the second-level cache; tests make it small
 
-constexpr long PARTIALS = 16 << 20;  // bytes of partial sums of the values' gradient beyond one set per thread
+constexpr long PARTIALS = 16 << 20;  // bytes of partial sums of the values' gradient above which there is one sum per thread
 
 template <class T>
-struct Lists {  // the multiply-adds of a call as rows of (offset, weight)
+struct Lists {  // the multiply-adds of a call as rows of entries (offset, weight)
   std::vector<int32_t> starts[4];
   std::vector<Entry<T>> entries[4];
   std::vector<int32_t> steps, plane_steps, gathered;
@@ -27,7 +28,7 @@ struct Lists {  // the multiply-adds of a call as rows of (offset, weight)
 
   Rows<T> rows(int i) const { return {starts[i].data(), entries[i].data(), long(starts[i].size()) - 1}; }
 
-  // The depthwise stage: filter k reads plane source[k, r] at kernel position t.
+  // Lists the depthwise stage: term r of filter k reads plane source[k, r] at every kernel position t.
   void depthwise(Call<T>& call, const OwnedOffset<T>& o) {
     const Layer& l = call.layer;
     const long ld = call.frame.ld;
@@ -48,7 +49,7 @@ struct Lists {  // the multiply-adds of a call as rows of (offset, weight)
     call.taps = rows(0), call.taps_adjoint = rows(1);
   }
 
-  // Where the rows of matrix products begin.
+  // Lists where the rows of matrix products begin.
   void products(Call<T>& call, const Offset<T>& o) {
     const Layer& l = call.layer;
     const long ld = call.frame.ld, most = std::max({o.inputs, o.rank, long(PLANES)});
@@ -67,6 +68,7 @@ struct Lists {  // the multiply-adds of a call as rows of (offset, weight)
     call.gathered = gathered.data(), call.gathered_adjoint = gathered_pointers.data();
   }
 
+  // Lists the sparse part.
   void sparse(Call<T>& call, const Sparse& s, const T* values, bool backward) {
     const Layer& l = call.layer;
     const long ld = call.frame.ld;
@@ -87,7 +89,7 @@ struct Lists {  // the multiply-adds of a call as rows of (offset, weight)
 };
 
 template <class T>
-struct Job {
+struct Job {  // one call, forwards or backwards
   Call<T> call{};
   Chunks chunks;
   Lists<T> lists;
@@ -122,7 +124,7 @@ struct Job {
              [&](long i) { kernels<T>().forward(call, chunks.list[i], scratch(size)); });
   }
 
-  // <x, D'y>, and the gradient of the values; summed in an order that the number of threads fixes.
+  // Returns <x, D'y> and writes the gradient of the values. The order of the sums depends on the number of threads only.
   double backward(int threads, T* values, long count) {
     const long size = kernels<T>().scratch(call, true), all = long(chunks.list.size());
     const long most = std::max<long>(threads, std::min<long>(4 * threads, PARTIALS / (8 * std::max(1L, count))));
@@ -145,7 +147,7 @@ struct Job {
   }
 
  private:
-  static T* scratch(long elements) {  // of this thread, kept for the next call
+  static T* scratch(long elements) {  // aligned memory of this thread, kept for the next call
     static thread_local std::vector<T> own;
     constexpr size_t line = 64 / sizeof(T);
     if (own.size() < size_t(elements) + line) own = std::vector<T>(size_t(elements) + line);

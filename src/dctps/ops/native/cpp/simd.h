@@ -1,6 +1,7 @@
-// Vectors as the compiler's own extension: one source for AVX-512, AVX2, NEON and plain SSE.
-// Every file that includes this one is compiled once per instruction set, in a namespace of its own (DCTPS_ISA).
-// Such files use no templates of the standard library: the linker keeps one copy of those, of an unknown set.
+// Vectors by the compiler's vector extension: one source for AVX-512, AVX2, NEON and plain SSE. Every file that
+// includes this one is compiled once per instruction set, in a namespace of its own (DCTPS_ISA). Such files use no
+// templates of the standard library, because the linker keeps only one copy of those, compiled for any of the
+// instruction sets.
 #pragma once
 
 #include <cstdint>
@@ -11,11 +12,11 @@
 namespace dctps::DCTPS_ISA {
 
 #if defined(__AVX512F__)
-constexpr int VECTOR = 64;  // bytes
-constexpr int COLUMNS = 4;  // vectors side by side in a tile of a matrix product: 6 x 4 of 32 registers
+constexpr int VECTOR = 64;  // bytes of a vector
+constexpr int COLUMNS = 4;  // vectors of a tile's row in a matrix product: a tile takes 6 x 4 of 32 registers
 #elif defined(__AVX__)
 constexpr int VECTOR = 32;
-constexpr int COLUMNS = 2;  // 6 x 2 of 16 registers
+constexpr int COLUMNS = 2;  // a tile takes 6 x 2 of 16 registers
 #else
 constexpr int VECTOR = 16;
 constexpr int COLUMNS = 2;
@@ -28,7 +29,7 @@ struct Lanes {
 template <class T>
 using Vec = typename Lanes<T>::type;
 template <class T>
-constexpr long WIDTH = VECTOR / sizeof(T);
+constexpr long WIDTH = VECTOR / sizeof(T);  // elements of a vector
 
 template <class T>
 inline Vec<T> load(const T* from) {
@@ -42,7 +43,7 @@ inline void store(T* to, Vec<T> v) {
   __builtin_memcpy(to, &v, VECTOR);
 }
 
-// Past the caches, for results much larger than they are; `to` must be aligned to a vector.
+// Writes past the caches, for results that are much larger than they are. `to` must be aligned to a vector.
 template <class T>
 inline void stream(T* to, Vec<T> v) {
 #if defined(__AVX512F__)
@@ -54,7 +55,7 @@ inline void stream(T* to, Vec<T> v) {
 #endif
 }
 
-inline void end_of_stream() {  // before another thread may read what was streamed
+inline void end_of_stream() {  // must run before another thread reads what was streamed
 #if defined(__AVX__)
   _mm_sfence();
 #endif

@@ -1,4 +1,5 @@
-// The places of S, by filter and by (channel, phase): made once per support.
+// The support of S as the kernels need it: its positions by filter, and by (channel, phase) for the adjoint. It is made
+// once per support.
 #pragma once
 
 #include <stdexcept>
@@ -10,7 +11,7 @@ namespace dctps {
 
 struct Sparse {
   Taps taps;
-  std::vector<int32_t> start, channel, tap;                     // by filter, as the positions are sorted
+  std::vector<int32_t> start, channel, tap;                     // by filter, in the order of the positions
   std::vector<int32_t> back_start, back_value, back_filter, back_tap;  // by channel * phases + phase
 
   Sparse(const Numbers& geometry, const int64_t* positions, long count) : taps(geometry) {
@@ -41,6 +42,7 @@ struct Sparse {
   long count() const { return long(channel.size()); }
 
  private:
+  // The row (channel, phase) of the input that position i reads.
   long row(long i) const { return channel[i] * taps.phases + taps.tap_phase[tap[i]]; }
 };
 

@@ -1,5 +1,5 @@
-// Depthwise convolutions on channels-last tensors. A vector holds neighbouring channels of one pixel, so nothing is
-// packed, and the rows of the kernel stay in the cache from one row of the image to the next.
+// Depthwise convolutions on channels-last tensors. A vector holds neighbouring channels of one pixel, so nothing needs
+// to be packed, and what the kernel reads stays in the cache from one row of the image to the next.
 #pragma once
 
 #include "plan.h"
@@ -22,7 +22,7 @@ inline void put(T* to, V v) {
   else __builtin_memcpy(to, &v, sizeof(V));
 }
 
-struct Lines {  // the rows of the source that one row of the destination reads, and their first kernel positions
+struct Lines {  // the rows of the source that one row of the destination reads, with their first kernel positions
   int64_t at[64];
   long tap[64], count;
 };
@@ -39,7 +39,7 @@ Lines lines_of(const Gather<T>& g, long image, long row0, long row1) {
   return lines;
 }
 
-// P destinations, N vectors of channels from `c` on.
+// Computes P destinations for N vectors of channels, beginning with channel c.
 template <class T, class V, int N, int P, bool PAST>
 inline void gather_tile(const Gather<T>& g, const Lines& lines, const Span& span, long first, long c, T* out) {
   constexpr long width = sizeof(V) / sizeof(T);
@@ -60,7 +60,7 @@ inline void gather_tile(const Gather<T>& g, const Lines& lines, const Span& span
     for (int n = 0; n < N; n++) put<PAST, V>(out + p * span.step * g.out.axis[2] + n * width, sums[p][n]);
 }
 
-// body(first channel) for blocks of two vectors, then of one, then for single channels
+// Calls two(c) for blocks of two vectors of channels, then one(c) for one vector, then rest(c) for single channels.
 template <class T, class Two, class One, class Rest>
 inline void each_block(long channels, Two two, One one, Rest rest) {
   long c = 0;
@@ -69,7 +69,7 @@ inline void each_block(long channels, Two two, One one, Rest rest) {
   for (; c < channels; c++) rest(c);
 }
 
-// P destinations, all channels one after the other, as memory has them.
+// Computes P destinations for all channels, in the order of memory.
 template <class T, int P>
 inline void gather_pixels(const Gather<T>& g, const Lines& lines, const Span& span, long first, T* out) {
   T* to = out + (span.first + first * span.step) * g.out.axis[2];
@@ -83,6 +83,7 @@ inline void gather_pixels(const Gather<T>& g, const Lines& lines, const Span& sp
       [&](long c) { gather_tile<T, T, 1, P, false>(g, lines, span, first, c, to + c); });
 }
 
+// Computes one row of the destination.
 template <class T>
 void gather_row(const Gather<T>& g, long image, long row) {
   for (long row1 = 0; row1 < g.size[1]; row1++) {
@@ -97,7 +98,8 @@ void gather_row(const Gather<T>& g, long image, long row) {
   if (g.out.large) end_of_stream();
 }
 
-// R lines and M of their kernel positions at once, so that y is read once for all of them; channels from `c` on.
+// Adds to the weight gradients of R lines and M kernel positions of each, so that y is read once for all of them; for
+// one vector of channels, beginning with channel c.
 template <class T, class V, int R, int M>
 inline void weight_tile(const Gather<T>& g, const Lines& lines, long r, const Span& span, const Meet* meets, long first,
                         long last, long c, const T* y, int64_t y_step, T* sums) {
@@ -138,8 +140,9 @@ void weight_lines(const Gather<T>& g, const Lines& lines, long r, const Span& sp
   for (; m < span.end; m++) weight_pixels<T, R, 1>(g, lines, r, span, m, first, last, y, y_step, sums);
 }
 
-constexpr long SHORT = 8;  // pixels whose channels are gone through together: they stay in the first-level cache
+constexpr long SHORT = 8;  // pixels that are processed together, so few that they stay in the first-level cache
 
+// Adds the contribution of one row of y to the weight gradients `sums` (taps, channels).
 template <class T>
 void weight_row(const Gather<T>& g, const View<const T>& y, long image, long row, T* sums) {
   for (long row1 = 0; row1 < g.size[1]; row1++) {
