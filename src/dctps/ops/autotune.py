@@ -39,9 +39,7 @@ FIRST_IMAGES = 16  # images of a batch that are measured first
 MOST_IMAGES = 128  # images of a batch that are measured at most
 MOST_ROWS = 512  # rows of a linear layer's input that are measured at most
 CLEAR_RATIO = 1.6  # ratio of the slowest to the fastest time on the first images above which these decide
-LONGEST_RUN = (
-    100  # milliseconds that one run on the batch may take; where it would take longer, the first images decide
-)
+LONGEST_RUN = 100  # milliseconds; where one run on the whole batch would take longer, the first images decide
 REPEATS = 5  # timed runs of each backend, after one that is not timed
 FILE_FORMAT = 3  # version of the file of times, raised when kernels change so much that old times mislead
 # the rule without a measurement
@@ -179,7 +177,7 @@ def prefer_times(times_by_name: dict[str, Times]) -> None:
 
 
 def _measure(case: Case) -> Times:
-    """Measure `dense` and its fastest rival, shielded from the caller's inference mode, autocast, hooks and device."""
+    """Measure `dense` and its rival, in isolation from the caller's inference mode, autocast, hooks and device."""
     backends = ["dense", "torch" if native.kernels is None else "native"]
     with (
         torch.inference_mode(False),

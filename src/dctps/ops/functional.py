@@ -74,9 +74,10 @@ def _without_weight(
     *,
     backend: str = "torch",
 ) -> Tensor:
-    name, named = name_of(offset, alpha)
-    y: Tensor = operators.multiply(x, values, positions, named, name, geometry.pack(), backend == "native")
-    if offset is not None and alpha is not None and named is None:  # an offset of a user's own class
+    """Compute by the operator that never builds W; an offset without a name, of a user's class, is added to it."""
+    name, named_alpha = name_of(offset, alpha)
+    y: Tensor = operators.multiply(x, values, positions, named_alpha, name, geometry.pack(), backend == "native")
+    if offset is not None and alpha is not None and named_alpha is None:
         route = routes.choose(offset, geometry, layout_of(x), backend, values.numel())
         assert isinstance(route, TorchRoute)
         assert route.product is not None

@@ -138,7 +138,7 @@ def stage_kind(offset: PatchOffset, geometry: Geometry) -> str | None:
 
 
 def _is_smooth(length: int) -> bool:
-    """Return whether the native Fourier transform has every prime factor of this length; 0 is not a length."""
+    """Return whether this length has no prime factor above LARGEST_RADIX; 0 is not a length."""
     for prime in range(2, LARGEST_RADIX + 1):
         while length and length % prime == 0:
             length //= prime

@@ -44,9 +44,9 @@ def dense_weight(
     """Return alpha D + S, differentiable in values and alpha."""
     if torch_func_is_active():
         return _composed_weight(values, positions, alpha, offset, shape)
-    name, named = name_of(offset, alpha)
-    dense: Tensor = weight(values, positions, named, name, list(shape))
-    if offset is None or alpha is None or named is not None:
+    name, named_alpha = name_of(offset, alpha)
+    dense: Tensor = weight(values, positions, named_alpha, name, list(shape))
+    if offset is None or alpha is None or named_alpha is not None:
         return dense
     return dense + alpha * _offset_weight(offset, shape, values)
 

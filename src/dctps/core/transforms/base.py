@@ -61,7 +61,7 @@ def matrix(transform: Transform, q: int) -> Tensor:  # (q, q) float64
 
 
 def angle(turns: Tensor, period: int) -> Tensor:
-    """Return 2 pi turns / period for integer `turns`; they are reduced modulo the period first, so that it is exact."""
+    """Return the angle 2 pi turns / period for integer `turns`, reduced modulo the period first to keep it exact."""
     return turns.remainder(period).double() * (2 * math.pi / period)
 
 

@@ -43,7 +43,7 @@ RADIX = 32  # length of the blocks that one matrix product transforms, instead o
 
 
 def _walsh(x: Tensor) -> Tensor:
-    """Apply the unnormalised transform along the last axis, by H_q = H_(q/32) (x) H_32 again and again."""
+    """Apply the unnormalised transform along the last axis, by the recursion H_q = H_(q/32) (x) H_32."""
     q = x.shape[-1]
     if q & (q - 1):
         raise ValueError(

@@ -107,7 +107,7 @@ class FilterRoute:
             values_grad, places = torch.empty_like(values), compiled_support(positions, geometry)
             _backward(geometry, grad, x, None, 0.0, places, values, None, values_grad, needs_alpha=False)
             return x_grad, values_grad, None
-        return x_grad, *self._from_weight(weight_grad, x, positions, needs)
+        return x_grad, *self._from_weight_gradient(weight_grad, x, positions, needs)
 
     def _weight(self, values: Tensor, positions: Tensor, alpha: Tensor | None) -> Tensor:
         """Return W as a vector."""
@@ -115,7 +115,7 @@ class FilterRoute:
         dense = (stored_weight(self.offset, values.dtype, values.device) * alpha).view(-1)
         return dense.index_add_(0, positions, values)
 
-    def _from_weight(
+    def _from_weight_gradient(
         self, weight_grad: Tensor | None, x: Tensor, positions: Tensor, needs: Needs
     ) -> tuple[Tensor | None, Tensor | None]:
         """Return those gradients of values and alpha that are needed, for the gradient of W as a vector."""
@@ -148,7 +148,7 @@ class DepthwiseRoute(FilterRoute):
         targets = _detached(x_grad), _detached(weight_grad)
         arrays = _detached(grad), _detached(x), _detached(weight)
         kernels.depthwise_backward(self.geometry.pack(), *arrays, *targets, torch.get_num_threads())
-        return x_grad, *self._from_weight(weight_grad, x, positions, needs)
+        return x_grad, *self._from_weight_gradient(weight_grad, x, positions, needs)
 
 
 @dataclasses.dataclass(frozen=True)
