@@ -6,7 +6,7 @@ import pytest
 
 from dctps.experiments.board import Board, describe
 from dctps.experiments.cells import Cell
-from dctps.experiments.engines import ENDED, EPOCH, STARTED, Event
+from dctps.experiments.events import ENDED, EPOCH, STARTED, Event
 from dctps.experiments.perform import claimed, note_failure
 from dctps.train.settings import Settings
 

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from dctps.experiments import engines
-from dctps.experiments.engines import DIED, ENDED, EPOCH, STARTED, Event, Local, default_local
+from dctps.experiments.engines import Local, default_local
+from dctps.experiments.events import DIED, ENDED, EPOCH, STARTED, Event
 from dctps.experiments.sweep import sweep
+from dctps.experiments.workers import Worker
 from dctps.train.runs import RunError
 from helpers.marks import needs_digits
 from helpers.processes import USER_NETWORKS, drive, processes_in, until, waiting
@@ -95,7 +96,7 @@ def test_a_signal_in_the_last_step_of_a_training_does_not_leave_its_worker_waiti
 
 
 def test_a_worker_that_dies_after_its_last_word_has_done_its_cell():
-    worker = object.__new__(engines._Worker)
+    worker = object.__new__(Worker)
     worker.pipe, other = mp.Pipe()
     worker.process, worker.cell, worker.ready = mp.Process(), cell(), True
     worker.process.join = lambda seconds: None

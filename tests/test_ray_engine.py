@@ -14,8 +14,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from dctps.experiments import ray_engine
-from dctps.experiments.engines import BUSY, DIED, ENDED, STARTED
+from dctps.experiments import ray_cluster, ray_engine
+from dctps.experiments.events import BUSY, DIED, ENDED, STARTED
 from dctps.experiments.perform import is_over
 from dctps.experiments.ray_engine import AHEAD, Ray
 from dctps.experiments.sweep import sweep
@@ -82,7 +82,7 @@ class Fake:
 @pytest.fixture
 def ray(monkeypatch, tmp_path) -> Fake:
     made = Fake()
-    monkeypatch.setattr(ray_engine, "_ray", lambda: made)
+    monkeypatch.setattr(ray_cluster, "import_ray", lambda: made)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "node"))
     (tmp_path / "node").mkdir()
     return made
@@ -232,13 +232,13 @@ def test_what_nobody_has_is_said(ray, tmp_path, monkeypatch):
 def test_what_a_worker_is_told(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     given = dataclasses.replace(runtime(Path("runs")), data_root=Path("data"))
-    there = Ray(cpus=2.5)._there(given)
+    there = Ray(cpus=2.5)._worker_runtime(given)
     assert (there.runs, there.data_root) == (tmp_path / "runs", tmp_path / "data")
     assert (there.threads, there.device, there.quiet) == (2, "cpu", True)
-    assert Ray(cpus=0.5)._there(given).threads == 1
-    assert Ray(gpus=1)._there(given).device == "auto"
-    assert Ray(threads=4)._there(dataclasses.replace(given, device="cuda")).device == "cuda"
-    assert Ray(threads=4)._there(given).threads == 4
+    assert Ray(cpus=0.5)._worker_runtime(given).threads == 1
+    assert Ray(gpus=1)._worker_runtime(given).device == "auto"
+    assert Ray(threads=4)._worker_runtime(dataclasses.replace(given, device="cuda")).device == "cuda"
+    assert Ray(threads=4)._worker_runtime(given).threads == 4
 
 
 def test_a_cluster_is_there_for_as_long_as_it_is_needed_and_takes_no_signals(ray, tmp_path, monkeypatch):
@@ -278,17 +278,18 @@ def test_without_ray(tmp_path, monkeypatch):
 def test_folders_of_killed_processes_are_removed(tmp_path):
     """But not those of living ones, nor anything else."""
     (tmp_path / "other").mkdir()
-    hold = "import sys, time; from pathlib import Path; from dctps.experiments.ray_engine import _temporary"
-    hold += "\nwith _temporary(Path(sys.argv[1]), 'it-') as folder:\n print(folder, flush=True)\n time.sleep(1000)"
+    hold = "import sys, time; from pathlib import Path; from dctps.experiments.ray_cluster import temporary_folder"
+    hold += "\nwith temporary_folder(Path(sys.argv[1]), 'it-') as folder:"
+    hold += "\n print(folder, flush=True)\n time.sleep(1000)"
     command = [sys.executable, "-c", hold, str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         theirs = Path(process.stdout.readline().strip())
         (theirs / "file").touch()
-        with ray_engine._temporary(tmp_path, "it-") as ours:
+        with ray_cluster.temporary_folder(tmp_path, "it-") as ours:
             found = sorted(tmp_path.iterdir())
         process.kill()
     assert found == sorted([tmp_path / "other", theirs, ours])
-    with ray_engine._temporary(tmp_path, "it-") as ours:
+    with ray_cluster.temporary_folder(tmp_path, "it-") as ours:
         assert sorted(tmp_path.iterdir()) == sorted([tmp_path / "other", ours])
     assert list(tmp_path.iterdir()) == [tmp_path / "other"]
 
@@ -348,7 +349,7 @@ def test_a_cluster_ends_with_its_driver(number, own):
     for one in grid:
         progress = state(one.run(runs))["progress"]
         assert (progress["epoch"], progress["step"]) == (1, 0 if number == signal.SIGKILL else 1)
-    with ray_engine._temporary(Path("/tmp"), "dctps-ray-"):  # as the next sweep
+    with ray_cluster.temporary_folder(Path("/tmp"), "dctps-ray-"):  # as the next sweep
         pass
     assert temporary() <= before
     (own / "go").touch()

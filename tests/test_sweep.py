@@ -14,7 +14,7 @@ import torch
 from dctps.experiments import performers
 from dctps.experiments import sweep as module
 from dctps.experiments.cells import Cell
-from dctps.experiments.engines import BUSY, ENDED, STARTED
+from dctps.experiments.events import BUSY, ENDED, STARTED
 from dctps.experiments.perform import is_over, note_failure
 from dctps.experiments.status import COLLAPSED, FAILED
 from dctps.experiments.sweep import sweep

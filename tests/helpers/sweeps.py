@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from dctps.experiments.cells import Cell
-from dctps.experiments.engines import BUSY, ENDED, STARTED, Event
+from dctps.experiments.events import BUSY, ENDED, STARTED, Event
 from dctps.experiments.perform import perform
 from dctps.experiments.results import read
 from dctps.train.runs import Busy, Run

@@ -1,1 +1,1 @@
-"""Many runs: grids of settings, engines that do what is missing, the paper's experiments, and their results."""
+"""Many runs: grids of settings, engines that perform them, the paper's experiments, and their results."""

@@ -1,4 +1,4 @@
-"""What people see of a sweep: a live table of its lines on a terminal, plain lines of text elsewhere."""
+"""What people see of a sweep: a live table on a terminal, plain lines of text elsewhere."""
 
 import sys
 import time
@@ -12,7 +12,7 @@ from rich.table import Table
 
 from dctps.base.words import duration, percent
 from dctps.experiments.cells import Cell, distinct
-from dctps.experiments.engines import BUSY, DIED, ENDED, EPOCH, STARTED, Event
+from dctps.experiments.events import ENDED, EPOCH, OVER, STARTED, Event
 from dctps.experiments.perform import is_over
 from dctps.experiments.results import failure_of
 from dctps.experiments.status import COLLAPSED, DONE, FAILED
@@ -21,14 +21,14 @@ RUNNING, WAITING = "running", "waiting"  # states of a cell that is not over
 
 
 class Board:
-    """Counts of done, running, collapsed and failed cells per line of the grid, and the time left."""
+    """Shows how many cells of each line are done, running, collapsed and failed, and the time left."""
 
     def __init__(self, cells: Sequence[Cell], runs: Path, quiet: bool = False) -> None:
         self.cells, self.runs = distinct(cells), runs
         self.console = Console(quiet=quiet, highlight=False)
         self.live = Live(console=self.console, auto_refresh=False) if sys.stdout.isatty() and not quiet else None
-        self.state = {cell.id: _found(cell, runs) for cell in self.cells}
-        self.part: dict[str, float] = {}  # of a running cell that is over, by epochs
+        self.state = {cell.id: _state(cell, runs) for cell in self.cells}
+        self.fraction: dict[str, float] = {}  # how much of a running cell is done, counted in epochs
         self.started, self.before = time.monotonic(), self._over()
         self.shown = 0.0
 
@@ -46,25 +46,25 @@ class Board:
 
     def __call__(self, event: Event | None) -> None:
         if event is not None:
-            self._note(event)
+            self._update(event)
         if self.live is not None and time.monotonic() - self.shown > 0.5:
             self.shown = time.monotonic()
             self.live.update(self._table(), refresh=True)
 
-    def _note(self, event: Event) -> None:
+    def _update(self, event: Event) -> None:
         cell = event.cell
         if event.kind == EPOCH:
-            self.part[cell.id] = (event.row["epoch"] + 1) / cell.settings.epochs
+            self.fraction[cell.id] = (event.row["epoch"] + 1) / cell.settings.epochs
             return
-        self.part.pop(cell.id, None)
-        if event.kind in (ENDED, BUSY, DIED):
-            self.state[cell.id] = _found(cell, self.runs)
+        self.fraction.pop(cell.id, None)
+        if event.kind in OVER:
+            self.state[cell.id] = _state(cell, self.runs)
             if event.kind == ENDED and self.live is None:
-                self._tell(cell)
+                self._say_state(cell)
         elif event.kind == STARTED:
             self.state[cell.id] = RUNNING
 
-    def _tell(self, cell: Cell) -> None:
+    def _say_state(self, cell: Cell) -> None:
         over = sum(state in (DONE, COLLAPSED, FAILED) for state in self.state.values())
         failure = failure_of(cell.run(self.runs))
         reason = f" ({failure.reason})" if failure else ""
@@ -74,8 +74,8 @@ class Board:
         self.console.print(text, markup=False, soft_wrap=True)
 
     def _over(self) -> float:
-        """How many cells are over, running ones counted by their epochs."""
-        return sum(state in (DONE, COLLAPSED, FAILED) for state in self.state.values()) + sum(self.part.values())
+        """How many cells are over; a running cell counts by the fraction of its epochs."""
+        return sum(state in (DONE, COLLAPSED, FAILED) for state in self.state.values()) + sum(self.fraction.values())
 
     def _left(self) -> str:
         done, seconds = self._over() - self.before, time.monotonic() - self.started
@@ -94,7 +94,7 @@ class Board:
         return table
 
 
-def _found(cell: Cell, runs: Path) -> str:
+def _state(cell: Cell, runs: Path) -> str:
     run = cell.run(runs)
     if not is_over(run):
         return WAITING
@@ -103,6 +103,6 @@ def _found(cell: Cell, runs: Path) -> str:
 
 
 def describe(cell: Cell) -> str:
-    """A cell in a few words."""
+    """A cell in a few words: panel, line, density and seed."""
     density = [] if cell.settings.density is None else [percent(cell.settings.density)]
     return ", ".join([*(part for part in (cell.panel, cell.line) if part), *density, f"seed {cell.settings.seed}"])

@@ -1,4 +1,4 @@
-"""A cell of a grid: what is done with which settings, and where its result is drawn."""
+"""A cell of a grid: settings, the task that is performed with them, and where its result is drawn."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -40,7 +40,7 @@ class Cell:
 
 
 def distinct(cells: Iterable[Cell]) -> list[Cell]:
-    """Each run once, in order."""
+    """The cells without those that are the same run as one before."""
     first: dict[str, Cell] = {}
     for cell in cells:
         first.setdefault(cell.id, cell)

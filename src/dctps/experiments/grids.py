@@ -1,17 +1,17 @@
-"""Grids of users: a JSON or TOML file with the settings of runs, lists standing for all their combinations.
+"""Grids of users: a JSON or TOML file with the settings of runs, in which lists stand for all combinations.
 
-    [settings]              the settings of `dctps train`; a list means each of its entries
+    [settings]              the settings of `dctps train`; a list means a run for each of its entries
     model = "lenet"
     density = [0.05, 0.01]
     seed = [0, 1, 2]
 
-    [[lines]]               optional: variants by name, each crossed with the lists above
+    [[lines]]               optional: variants by name, each combined with the lists above
     name = "DCTpS"
     [[lines]]
     name = "Random"
     offset = "none"
 
-TOML has no null: "none" stands for it. `milestones`, a list by itself, is a list of lists where several are meant.
+TOML has no null, so "none" stands for it. `milestones` is one list for all runs, or a list of such lists.
 """
 
 import itertools
@@ -28,17 +28,17 @@ NONE = "none"
 
 
 def read_grid(file: Path) -> list[Cell]:
-    """The cells of a file; ValueError with the file's name for whatever is wrong in it."""
+    """The cells of the grid in a file; ValueError with the name of the file if something is wrong in it."""
     try:
         text = file.read_text()
         content = tomllib.loads(text) if file.suffix == ".toml" else json.loads(text)
         return grid(content)
-    except ValueError as error:  # also of the parsers
+    except ValueError as error:  # the parsers raise it too
         raise ValueError(f"{file}: {error}") from error
 
 
 def grid(content: Any) -> list[Cell]:
-    """The cells of a grid as the file has it."""
+    """The cells of a grid, given as the content of its file."""
     if not isinstance(content, dict) or set(content) - {"settings", "lines"}:
         raise ValueError("a grid is an object with settings and, if there are variants, lines")
     base, lines = content.get("settings", {}), content.get("lines", [{}])

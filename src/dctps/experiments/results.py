@@ -1,7 +1,7 @@
-"""What is in a folder of runs: one row for each that is over, and by name whatever cannot be used.
+"""What is in a folder of runs: one row for each run that is over, and the names of those that cannot be used.
 
-Nothing is dropped in silence: a file that cannot be read, that a newer version wrote, or whose network is gone is
-listed with the reason, and whoever takes means over rows can say what is missing from them.
+Nothing is dropped in silence: a result that cannot be read, that a newer version wrote, or whose network is gone is
+listed with the reason, so that tables of means can say what is missing from them.
 """
 
 import dataclasses
@@ -35,6 +35,7 @@ class Row:
 
     @property
     def reason(self) -> str:
+        """Why the run has no result; empty if it has one."""
         return str(self.content.get("reason", ""))
 
     def epochs(self) -> list[dict[str, Any]]:
@@ -62,7 +63,7 @@ class Results:
     unfinished: int = 0
 
     def of(self, cells: Iterable[Cell]) -> list[tuple[Cell, Row]]:
-        """Cells with their rows, as far as there are any."""
+        """The cells that have a row, with it."""
         found = {row.id: row for row in self.rows}
         return [(cell, found[cell.id]) for cell in cells if cell.id in found]
 
@@ -77,38 +78,38 @@ class Failure:
 
 
 def read(runs: Path) -> Results:
-    """Everything in a folder of runs, sorted by name."""
+    """All runs in a folder, sorted by name."""
     if not runs.is_dir():
         raise ValueError(f"there is no folder {str(runs)!r}; runs are made by dctps train, sweep and reproduce")
     with os.scandir(runs) as entries:
         folders = sorted(entry.path for entry in entries if entry.is_dir() and not entry.name.startswith("."))
-    with ThreadPoolExecutor(8) as pool:  # disks of clusters answer slowly, but many at once
-        found = list(pool.map(_look, folders))
-    rows = [one for one in found if isinstance(one, Row)]
-    broken = [one for one in found if isinstance(one, Broken)]
-    return Results(rows, broken, len(found) - len(rows) - len(broken))
+    with ThreadPoolExecutor(8) as pool:  # disks of clusters answer slowly, but many requests at once
+        return _results(list(pool.map(_read_run, folders)))
 
 
 def read_cells(cells: Iterable[Cell], runs: Path) -> Results:
-    """As `read`, of these cells alone."""
-    found = [_look(str(runs / name)) for name in dict.fromkeys(cell.id for cell in cells)]
-    rows = [one for one in found if isinstance(one, Row)]
-    broken = [one for one in found if isinstance(one, Broken)]
+    """The runs of these cells in a folder."""
+    return _results([_read_run(str(runs / name)) for name in dict.fromkeys(cell.id for cell in cells)])
+
+
+def _results(found: list[Row | Broken | None]) -> Results:
+    rows = [run for run in found if isinstance(run, Row)]
+    broken = [run for run in found if isinstance(run, Broken)]
     return Results(rows, broken, len(found) - len(rows) - len(broken))
 
 
 def failure_of(run: Run) -> Failure | None:
-    """Why a run that is over has no result, if it has none."""
+    """Why a run that is over has no result; None if it has one or is not over."""
     if run.result.exists() or not run.failure.exists():
         return None
-    row = _look(str(run.folder))
+    row = _read_run(str(run.folder))
     if isinstance(row, Row):
         return Failure(run.id, row.status, row.reason)
     return Failure(run.id, FAILED, f"{run.failure} is damaged")
 
 
-def _look(folder: str) -> Row | Broken | None:
-    """The row of a run folder; None if the run is not over."""
+def _read_run(folder: str) -> Row | Broken | None:
+    """The row of a run folder, or why it has none; None if the run is not over."""
     name = os.path.basename(folder)
     for file in ("result.json", "failure.json"):
         try:
@@ -128,7 +129,7 @@ def _look(folder: str) -> Row | Broken | None:
 
 
 class _Unusable(Exception):  # noqa: N818
-    pass
+    """A result that can be read, but not used."""
 
 
 def _row(folder: Path, name: str, content: Any) -> Row:

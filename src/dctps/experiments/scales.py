@@ -1,6 +1,6 @@
-"""How large an experiment is run: as in the paper, reduced to what a laptop does in about an hour, or a smoke test.
+"""The scale of an experiment: as in the paper, reduced for about an hour on a laptop, or a smoke test of a minute.
 
-A scale is an honest reduction: what it leaves out or makes smaller is said in words, and the words are on the figure.
+What a scale leaves out or makes smaller is written on the figure.
 """
 
 import dataclasses
@@ -12,24 +12,26 @@ from dctps.train.settings import Settings
 
 @dataclasses.dataclass(frozen=True)
 class Scale:
-    """Which cells of an experiment, and what is changed in them; None changes nothing."""
+    """Which cells of an experiment are run, and what is changed in them; None changes nothing."""
 
     name: str = "paper"
     changes: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # settings that replace the paper's
-    per_model: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)  # and for one network alone
+    per_model: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)  # changes for one network
     kept_densities: tuple[float, ...] | None = None
     seed_count: int | None = None
-    kept_pairs: tuple[tuple[str, str], ...] | None = None  # networks and data sets
-    projection: str | None = None  # in place of Hyperplane Projection's dense matrix
+    kept_pairs: tuple[tuple[str, str], ...] | None = None  # pairs of a network and a data set
+    projection: str | None = None  # replaces the dense matrix of Hyperplane Projection
 
     def densities(self, given: Sequence[float]) -> tuple[float, ...]:
+        """The densities that are run; `given` are those of the paper."""
         return tuple(given) if self.kept_densities is None else self.kept_densities
 
     def seeds(self, given: Sequence[int]) -> tuple[int, ...]:
+        """The seeds that are run; `given` are those of the paper."""
         return tuple(given)[: self.seed_count]
 
     def pairs(self, given: Sequence[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
-        """Networks and data sets; where all data sets become one, each network once."""
+        """The pairs of a network and a data set that are run; where all data sets become one, each network once."""
         if self.kept_pairs is not None:
             return self.kept_pairs
         first: dict[str, tuple[str, str]] = {}
@@ -39,10 +41,11 @@ class Scale:
 
     @property
     def data(self) -> str | None:
-        """The data set in place of the paper's."""
+        """The data set that replaces those of the paper; None if none does."""
         return self.changes.get("data")
 
     def apply(self, settings: Settings) -> Settings:
+        """The settings of a run at this scale; `settings` are those of the paper."""
         changes = {**self.changes, **self.per_model.get(settings.model, {})}
         if settings.projection is not None and self.projection is not None:
             changes["projection"] = self.projection
@@ -59,7 +62,7 @@ FEW = (0.05, 0.01, 0.005, 0.002, 0.001)
 
 
 def narrow(width: int) -> dict[str, dict[str, Any]]:
-    """The networks that can be made narrower, in this width."""
+    """The changes that give a width to all networks which have one."""
     return {name: {"width": width} for name in ("resnet18", "resnet50", "vgg19")}
 
 

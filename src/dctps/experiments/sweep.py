@@ -1,7 +1,7 @@
-"""A sweep: an engine does those cells of a grid that have no result yet, and people see how far it is.
+"""A sweep: an engine performs those cells of a grid that are not over yet.
 
-The folder of runs is all the state there is. Starting again does what is missing and nothing twice; several drivers
-may work on one folder, each leaving alone what another is at.
+The folder of runs is all the state there is. Starting again performs what is missing and nothing twice. Several drivers
+may work on one folder; each leaves the cells alone that another has.
 """
 
 import dataclasses
@@ -9,7 +9,8 @@ import time
 from collections.abc import Callable, Sequence
 
 from dctps.experiments.cells import Cell, distinct
-from dctps.experiments.engines import BUSY, Engine, Event
+from dctps.experiments.engines import Engine
+from dctps.experiments.events import BUSY, Event
 from dctps.experiments.perform import is_over
 from dctps.experiments.results import Failure, failure_of
 from dctps.experiments.status import COLLAPSED, FAILED
@@ -17,26 +18,29 @@ from dctps.train.runs import Busy, Run, RunError
 from dctps.train.settings import Runtime
 from dctps.train.signals import Interrupted, Signals
 
-POLL = 2.0  # seconds between looks at what another driver is doing
+POLL = 2.0  # seconds until a driver looks again at the cells that another driver has
 
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What became of a grid."""
+    """What became of the cells of a grid."""
 
     cells: list[Cell]
-    failures: list[Failure]
+    failures: list[Failure]  # collapses among them
 
     @property
     def collapsed(self) -> int:
+        """How many pruning methods collapsed."""
         return sum(failure.status == COLLAPSED for failure in self.failures)
 
     @property
     def failed(self) -> list[Failure]:
+        """The runs that an error ended."""
         return [failure for failure in self.failures if failure.status == FAILED]
 
     @property
     def done(self) -> int:
+        """How many runs have a result."""
         return len(self.cells) - len(self.failures)
 
 
@@ -48,9 +52,10 @@ def sweep(
     *,
     retry: bool = False,
 ) -> Outcome:
-    """Do what is missing. `Interrupted` after a signal: what was under way is saved and goes on with the next call.
+    """Perform the cells that are not over; `Interrupted` after a signal, when running cells have saved their state.
 
-    retry: also what failed before (a collapse is a result and stays).
+    show: called with each event, and with None from time to time.
+    retry: also perform the cells that failed before (a collapse is a result and stays).
     """
     cells = distinct(cells)
     if retry:
@@ -74,23 +79,23 @@ def _round(
     show: Callable[[Event | None], object],
     signals: Signals,
 ) -> set[str]:
-    """One pass over the missing cells; the kinds of the events that say how each of them ended."""
-    said, events = dict[str, str](), engine.run(missing, runtime)
+    """Let the engine perform the missing cells once; returns the kinds of their last events."""
+    last, events = dict[str, str](), engine.run(missing, runtime)
     try:
         for event in events:
             show(event)
             if event is not None:
-                said[event.cell.id] = event.kind
+                last[event.cell.id] = event.kind
             _check(signals)
     finally:
         events.close()  # type: ignore[attr-defined]
-    return set(said.values())
+    return set(last.values())
 
 
 def _await_others(
     missing: Sequence[Cell], runtime: Runtime, signals: Signals, show: Callable[[Event | None], object]
 ) -> None:
-    """Until one of the cells is over or left; an engine that looked for itself would start processes each time."""
+    """Wait until one of the cells is over or free; an engine that looked for itself would start processes each time."""
     busy = bool(missing)
     while busy:
         _pause(signals, show)
@@ -101,10 +106,10 @@ def _is_busy(run: Run) -> bool:
     if is_over(run):
         return False
     try:
-        with run.claimed(), run.locked():  # `dctps train` takes the second alone
+        with run.claimed(), run.locked():  # `dctps train` takes the lock alone, without a claim
             return False
     except RunError as error:
-        return isinstance(error, Busy)  # whatever else it is the engine will find, too
+        return isinstance(error, Busy)  # the engine will meet any other error too
 
 
 def _pause(signals: Signals, show: Callable[[Event | None], object]) -> None:
