@@ -16,11 +16,14 @@ from torch.utils.data import DataLoader, TensorDataset
 import dctps
 from dctps import METHODS, CollapseError, models, prune
 from dctps.base.words import listed
-from dctps.methods.pruning import prune as pruning
-from dctps.methods.pruning.prune import SCHEDULES, schedule_counts
-from dctps.methods.pruning.scores import Subject
-from dctps.methods.pruning.scoring_data import Feed, neg_logit
+from dctps.experiments.naming import method_name
+from dctps.methods.pruning import loop
+from dctps.methods.pruning.method import Method
+from dctps.methods.pruning.schedule import SCHEDULES, schedule_counts
+from dctps.methods.pruning.scored_network import ScoredNetwork
+from dctps.methods.pruning.scoring_data import ScoringData, neg_logit
 from dctps.nn.prunable import prunable
+from dctps.train.settings import Settings
 
 slow = pytest.mark.slow
 
@@ -353,23 +356,23 @@ def test_the_loop_is_that_of_the_definition(method):
     assert torch.equal(torch.cat([s.mask().flatten() for s in supports.values()]), expected)
 
 
-@pytest.mark.parametrize("method", [name for name, method in METHODS.items() if method.thins])
+@pytest.mark.parametrize("method", [name for name, method in METHODS.items() if method.uses_sparse_layers])
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 def test_sparse_layers_score_as_dense_ones(method, layout, monkeypatch):
     """In float64, where rounding decides between no two weights."""
     net = models.build("resnet18", width=8).double().to(memory_format=layout)
     batches = [(torch.randn(8, 3, 16, 16).double().to(memory_format=layout), torch.arange(8)) for _ in range(3)]
     found = []
-    for thin in (0, 0.5):  # never; from the first step
-        monkeypatch.setattr(pruning, "THIN", thin)
+    for density in (0, 0.5):  # never; from the first step
+        monkeypatch.setattr(loop, "SPARSE_BELOW", density)
         found.append(history(net, method, 0.02, steps=5, batches=batches, batches_per_step=2))
     assert found[0] == found[1]
     assert len(found[0]) == 5
 
 
 def test_sparse_layers_are_used(monkeypatch):
-    monkeypatch.setattr(Subject, "wear", None)  # a dense copy would call it
-    monkeypatch.setattr(pruning, "THIN", 1.0)
+    monkeypatch.setattr(ScoredNetwork, "apply_mask", None)  # a dense copy would call it
+    monkeypatch.setattr(loop, "SPARSE_BELOW", 1.0)
     assert pruned(cnn(), "iter_snip", 0.05, steps=3).nnz == round(0.05 * SIZE)
     with pytest.raises(TypeError):
         pruned(cnn(), "force", 0.05, steps=3)
@@ -379,13 +382,22 @@ def test_sparse_layers_collapse_as_dense_ones(monkeypatch):
     net = nn.Sequential(nn.Linear(100, 100, bias=False), nn.ReLU(), nn.Linear(100, 100, bias=False)).double()
     batches = [(torch.ones(4, 100).double(), torch.zeros(4, dtype=torch.long))]
     said = []
-    for thin in (0, 1.0):
-        monkeypatch.setattr(pruning, "THIN", thin)
+    for density in (0, 1.0):
+        monkeypatch.setattr(loop, "SPARSE_BELOW", density)
         with pytest.raises(CollapseError) as caught:
             prune(net, "force_paper", 1e-3, batches=batches, steps=30)
         said.append(str(caught.value))
         assert caught.value.step > 20
     assert said[0] == said[1]
+
+
+def test_a_method_is_a_score_and_an_entry(monkeypatch):
+    smallest = Method("Smallest", lambda network, data: (1 / weight.abs() for weight in network.weights))
+    monkeypatch.setitem(METHODS, "smallest", smallest)
+    net = nn.Linear(2, 2, bias=False)
+    net.weight.data = torch.tensor([[1.0, -4.0], [3.0, -2.0]])
+    assert prune(net, "smallest", 0.5)[""].positions.tolist() == [0, 3]
+    assert method_name(Settings(density=0.5, offset=None, method="smallest")) == "Smallest"
 
 
 def test_the_papers_force_is_iterated_snip_with_its_loss():
@@ -587,7 +599,7 @@ def test_synflow_takes_the_shape_from_the_first_batch():
     net = cnn()
     assert prune(net, "synflow", 0.1, batches=iter(data(1))) == prune(net, "synflow", 0.1, input_shape=(3, 8, 8))
     for source, shape in ((data(1), None), (None, (3, 8, 8))):
-        (ones,) = Feed(source, 0, neg_logit, shape, torch.device("cpu")).ones()
+        (ones,) = ScoringData(source, 0, neg_logit, shape, torch.device("cpu")).ones()
         assert torch.equal(ones, torch.ones(1, 3, 8, 8, dtype=torch.float64))
 
 

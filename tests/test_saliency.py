@@ -11,10 +11,9 @@ from torch.func import functional_call
 
 from dctps import models
 from dctps.core.ranking import largest
-from dctps.methods.pruning import scores
-from dctps.methods.pruning.prune import METHODS
-from dctps.methods.pruning.scores import Subject
-from dctps.methods.pruning.scoring_data import Feed, checked_loss
+from dctps.methods.pruning import METHODS, scores
+from dctps.methods.pruning.scored_network import ScoredNetwork
+from dctps.methods.pruning.scoring_data import ScoringData, checked_loss
 from dctps.nn.prunable import prunable
 from helpers.tolerances import assert_close
 
@@ -42,11 +41,11 @@ LABELS = torch.zeros(1, dtype=torch.long)
 
 def scores_of(net, method, batches=(), loss="cross_entropy", kept=None, input_shape=None, recover=False):
     """The scores of a method, per layer, on the network of which only the positions `kept` are left."""
-    subject = Subject(net, prunable(net), METHODS[method].prepare)
+    network = ScoredNetwork(net, prunable(net), METHODS[method].prepare)
     if kept is not None:
-        subject.wear(np.asarray(kept), recover)
-    feed = Feed(list(batches), len(batches), checked_loss(loss), input_shape, torch.device("cpu"))
-    return [score.clone() for score in METHODS[method].score(subject, feed)]
+        network.apply_mask(np.asarray(kept), recover)
+    data = ScoringData(list(batches), len(batches), checked_loss(loss), input_shape, torch.device("cpu"))
+    return [score.clone() for score in METHODS[method].score(network, data)]
 
 
 def test_snip_by_hand():
@@ -183,10 +182,10 @@ def test_the_flow_through_every_layer_of_a_chain_is_the_same(name, sums):
     for module in net.modules():
         if isinstance(module, nn.Linear) and module.bias is not None:
             nn.init.zeros_(module.bias)  # it would add to R and not to the scores
-    subject = Subject(net, prunable(net), scores.absolute)
-    feed = Feed(None, 0, checked_loss("cross_entropy"), (3, 32, 32), torch.device("cpu"))
-    totals = [float(score.sum()) for score in scores.synaptic_flow(subject, feed)]
-    R = subject.output(feed.ones()).sum().item()
+    network = ScoredNetwork(net, prunable(net), scores.take_absolute_values)
+    data = ScoringData(None, 0, checked_loss("cross_entropy"), (3, 32, 32), torch.device("cpu"))
+    totals = [float(score.sum()) for score in scores.synaptic_flow(network, data)]
+    R = network.run(data.ones()).sum().item()
     assert len(totals) == sums
     assert R > 1e6
     np.testing.assert_allclose(totals, R, rtol=1e-10)
@@ -198,7 +197,7 @@ def test_synflow_is_finite_where_float32_is_not(name):
     found = scores_of(net, "synflow", input_shape=(3, 32, 32))
     assert all(score.isfinite().all() for score in found)
     assert max(float(score.sum()) for score in found) > torch.finfo(torch.float32).max
-    single = scores.absolute(models.build(name)).float()
+    single = scores.take_absolute_values(models.build(name)).float()
     assert not single(torch.ones(1, 3, 32, 32)).sum().isfinite()
 
 
@@ -209,7 +208,7 @@ def test_normalisations_only_scale_in_the_network_of_absolute_values():
     net[0].running_mean.fill_(3.0)
     net[0].running_var.fill_(5.0)
     net[0].weight.data = torch.tensor([-2.0, 4.0])
-    y = scores.absolute(net)(torch.ones(1, 2, dtype=torch.float64))
+    y = scores.take_absolute_values(net)(torch.ones(1, 2, dtype=torch.float64))
     assert_close(y, torch.tensor([[2.0, 4.0]], dtype=torch.float64) / (1 + 1e-5) ** 1.5)
 
 

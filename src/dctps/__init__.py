@@ -9,7 +9,9 @@ from dctps.core.alphas import ALPHAS
 from dctps.core.offsets import OFFSETS, Offset, TransformOffset
 from dctps.core.support import Support
 from dctps.methods.lottery import imp
-from dctps.methods.pruning.prune import METHODS, CollapseError, prune
+from dctps.methods.pruning import METHODS
+from dctps.methods.pruning.collapse import CollapseError
+from dctps.methods.pruning.prune import prune
 from dctps.methods.rewiring.dsr import DSR
 from dctps.methods.rewiring.rigl import RigL
 from dctps.methods.rewiring.set import SET

@@ -53,7 +53,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _run(name: str, arguments: list[str]) -> int:
     from dctps.checkpoint.contents import CheckpointError
-    from dctps.methods.pruning.prune import CollapseError
+    from dctps.methods.pruning.collapse import CollapseError
     from dctps.train.runs import RunError
     from dctps.train.signals import Interrupted
 

@@ -15,7 +15,7 @@ from dctps.base.machine import flushed_denormals
 from dctps.data import DATASETS
 from dctps.experiments.cells import TRAIN, Cell
 from dctps.methods.lottery import schedule
-from dctps.methods.pruning.prune import METHODS
+from dctps.methods.pruning import METHODS
 from dctps.models import MODELS, build
 from dctps.nn.convert import sparsify
 from dctps.ops import autotune

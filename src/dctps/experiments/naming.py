@@ -7,6 +7,7 @@ rewirings or the batches of a pruning method. Means over runs have to keep those
 from dctps.base.words import percent
 from dctps.experiments.cells import varied
 from dctps.experiments.paper import DENSE, PAPER_METHODS
+from dctps.methods.pruning import METHODS
 from dctps.methods.rewiring import REWIRINGS
 from dctps.train.settings import Settings
 
@@ -18,17 +19,7 @@ RULES = {
     "epf": "exact EPF",
     "erk": "exact ERK",
 }
-CHOSEN_BY = {
-    "random": "Random (global)",
-    "magnitude": "Magnitude",
-    "snip": "SNIP",
-    "iter_snip": "Iter-SNIP",
-    "grasp": "GraSP",
-    "force": "FORCE (de Jorge)",
-    "force_paper": "FORCE",
-    "synflow": "SynFlow",
-    "imp": "IMP",
-}
+OTHER_METHODS = {"imp": "IMP"}  # the titles of the methods that are no pruning at initialisation
 Core = tuple[str | None, ...]
 
 
@@ -65,11 +56,16 @@ def _built(settings: Settings) -> str:
     if settings.offset is not None:
         parts.append("DCTpS" if settings.offset == "dct" else f"DpS {settings.offset}")
     if settings.method is not None:
-        parts.append(CHOSEN_BY.get(settings.method, settings.method))
+        parts.append(_method_title(settings.method))
     if settings.rewire is not None:
         parts.append(REWIRINGS[settings.rewire].__name__)
     name = " + ".join(parts) or "Random"
     return name if settings.method is not None else f"{name} ({RULES.get(settings.allocation, settings.allocation)})"
+
+
+def _method_title(method: str) -> str:
+    """Return the title of the method that chooses the support; an unknown method keeps its name."""
+    return METHODS[method].title if method in METHODS else OTHER_METHODS.get(method, method)
 
 
 def _details(settings: Settings) -> list[str]:

@@ -17,7 +17,7 @@ from dctps.experiments.cells import Cell
 from dctps.experiments.status import COLLAPSED, FAILED
 from dctps.experiments.tasks import TASKS
 from dctps.experiments.tasks.task import OnEpoch
-from dctps.methods.pruning.prune import CollapseError
+from dctps.methods.pruning.collapse import CollapseError
 from dctps.train.runs import Busy, Run, RunError
 from dctps.train.settings import Runtime, to_json
 from dctps.train.signals import Interrupted

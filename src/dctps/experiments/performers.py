@@ -14,7 +14,7 @@ from dctps.experiments.cells import Cell
 from dctps.experiments.tasks.counts import COUNTS
 from dctps.experiments.tasks.jacobian import JACOBIAN
 from dctps.experiments.tasks.task import OnEpoch, save_result
-from dctps.methods.pruning.prune import METHODS
+from dctps.methods.pruning import METHODS
 from dctps.nn.jacobian import singular_values
 from dctps.nn.prunable import prunable
 from dctps.nn.report import report

@@ -11,7 +11,8 @@ from dctps.base import user_code
 from dctps.base.registry import lookup
 from dctps.core.allocation import budget
 from dctps.core.support import Support
-from dctps.methods.pruning.prune import METHODS, prune
+from dctps.methods.pruning import METHODS
+from dctps.methods.pruning.prune import prune
 from dctps.methods.subspace.subspace import project
 from dctps.nn.convert import sparsify, sparsify_norms
 from dctps.nn.diagnose import check_input

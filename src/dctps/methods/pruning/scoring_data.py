@@ -1,4 +1,4 @@
-"""What scores are taken on: batches without end, a loss, an input of ones; each is checked before it is used."""
+"""The data that scores are taken on: batches, a loss, an input of ones; each is checked before it is used."""
 
 import dataclasses
 import itertools
@@ -12,20 +12,20 @@ from torch import Tensor
 
 from dctps.base.registry import lookup
 
-Inputs = tuple[Tensor, ...]  # the arguments of the network; nearly always one
-Batch = tuple[Inputs, Any]
-Loss = Callable[[Any, Any], Tensor]  # the network's output, labels -> a scalar
+Inputs = tuple[Tensor, ...]  # the arguments of the network, nearly always one
+Batch = tuple[Inputs, Any]  # inputs and labels
+Loss = Callable[[Any, Any], Tensor]  # takes the output of the network and the labels, and returns a scalar
 
 
 @dataclasses.dataclass
-class Feed:
-    """Batches, a loss and the shape of an input, for as many steps as there will be.
+class ScoringData:
+    """The batches, the loss and the shape of an input, for any number of steps.
 
-    What can be iterated again (a list, a DataLoader) starts over at its end; a generator must last.
+    Batches that can be iterated again (a list, a DataLoader) start over at their end; a generator must be long enough.
     """
 
     batches: Iterable[Any] | None
-    per_step: int
+    per_step: int  # the number of batches in each step
     loss: Loss
     input_shape: tuple[int, ...] | None
     device: torch.device
@@ -36,11 +36,11 @@ class Feed:
         self._stream = self._endless()
 
     def draw(self) -> list[Batch]:
-        """The batches of one step, fresh ones each time, on the device of the network."""
+        """Return the batches of one step, new ones each time, on the device of the network."""
         return [self._next() for _ in range(self.per_step)]
 
     def ones(self) -> Inputs:
-        """One example, 1 everywhere, in float64: of `input_shape`, or of the shape of the first batch's."""
+        """Return one example of ones, in float64, of the shape `input_shape`, or else of the first batch's shape."""
         if self._ones is None:
             inputs = (torch.empty(1, *self.input_shape, device=self.device),) if self.input_shape else self._next()[0]
             self._ones = tuple(torch.ones_like(x[:1], dtype=torch.float64) for x in inputs)
@@ -53,6 +53,7 @@ class Feed:
         return arguments, labels.to(self.device) if isinstance(labels, Tensor) else labels
 
     def _endless(self) -> Iterator[tuple[Any, Any]]:
+        """Yield the batches over and over; raise ValueError if there is none."""
         for epoch in itertools.count():
             before = self._drawn
             for batch in self._iterator(epoch):
@@ -61,6 +62,7 @@ class Feed:
                 raise ValueError("batches= is empty; give at least one batch (inputs, labels)")
 
     def _iterator(self, epoch: int) -> Iterator[Any]:
+        """Start to iterate over the batches; raise ValueError if this is not possible, or not again."""
         assert self.batches is not None
         try:
             iterator = iter(self.batches)
@@ -69,13 +71,14 @@ class Feed:
             raise ValueError(f"batches= must be an iterable of pairs (inputs, labels), not a {kind}") from None
         if epoch > 0 and iterator is self.batches:
             raise ValueError(
-                f"batches= ended after {self._drawn} batches, and what is iterated once cannot start over; give a list "
-                "or a DataLoader, a longer generator, or take fewer steps= or batches_per_step="
+                f"batches= ended after {self._drawn} batches, and a generator cannot start over; give a list or a "
+                "DataLoader, give a longer generator, or lower steps= or batches_per_step="
             )
         return iterator
 
 
 def _pair(batch: Any) -> tuple[Any, Any]:
+    """Return inputs and labels of a batch; raise ValueError if it is no such pair."""
     if not isinstance(batch, tuple | list) or len(batch) != 2:
         size = f" of {len(batch)}" if isinstance(batch, tuple | list) else ""
         raise ValueError(
@@ -89,7 +92,7 @@ def _pair(batch: Any) -> tuple[Any, Any]:
 
 
 def checked_shape(shape: Sequence[int] | None) -> tuple[int, ...] | None:
-    """The shape of one example, as a tuple."""
+    """Return the shape of one example as a tuple; raise ValueError unless it has sizes of at least 1."""
     if shape is None:
         return None
     try:
@@ -105,7 +108,7 @@ def checked_shape(shape: Sequence[int] | None) -> tuple[int, ...] | None:
 
 
 def neg_logit(logits: Tensor, labels: Tensor) -> Tensor:  # (n, classes, ...), (n, ...) -> ()
-    """Minus the mean logit of the true class: what a negative log-likelihood makes of raw logits."""
+    """Return minus the mean logit of the true class, which is the negative log-likelihood applied to raw logits."""
     return -logits.gather(1, labels.unsqueeze(1)).mean()
 
 
@@ -113,23 +116,23 @@ LOSSES: dict[str, Loss] = {"cross_entropy": F.cross_entropy, "neg_logit": neg_lo
 
 
 def checked_loss(loss: str | Loss) -> Loss:
-    """A loss from LOSSES, which checks the labels first, or one of the user's; both check that they give a scalar."""
+    """Return a loss that checks its result to be a scalar; a loss named in LOSSES also checks the labels."""
     if callable(loss):
-        own = loss
-        return lambda output, labels: _scalar(own(output, labels))
+        given = loss
+        return lambda output, labels: _scalar(given(output, labels))
     named = lookup(LOSSES, loss, "loss")
     return lambda output, labels: _scalar(named(output, _labels(output, labels)))
 
 
 def _labels(logits: Any, labels: Any) -> Tensor:
-    """The labels as int64, if they fit the logits."""
+    """Return the labels as int64; raise ValueError unless they fit the logits."""
     if not isinstance(logits, Tensor) or logits.dim() < 2:
         what = f"shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else f"type {type(logits).__name__}"
         raise ValueError(f"the network's output has {what}, not (batch, classes); give a loss= of your own for it")
     wanted = (logits.shape[0], *logits.shape[2:])
     if not isinstance(labels, Tensor) or labels.is_floating_point() or labels.is_complex():
         kind = labels.dtype if isinstance(labels, Tensor) else f"a {type(labels).__name__}"
-        raise ValueError(f"labels are an integer tensor of class numbers, not {kind}; for others give a loss=")
+        raise ValueError(f"labels are an integer tensor of class numbers, not {kind}; for other labels give a loss=")
     if tuple(labels.shape) != wanted:
         raise ValueError(f"labels have shape {tuple(labels.shape)}, the logits {tuple(logits.shape)} need {wanted}")
     if labels.numel() == 0:
@@ -141,6 +144,7 @@ def _labels(logits: Any, labels: Any) -> Tensor:
 
 
 def _scalar(value: Any) -> Tensor:
+    """Return a loss as a tensor of shape (); raise ValueError unless it is one number."""
     if not isinstance(value, Tensor) or value.numel() != 1:
         what = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
         raise ValueError(f"the loss must be a tensor with one number, not {what}; take its mean")
