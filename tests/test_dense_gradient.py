@@ -18,7 +18,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import dctps
-from dctps.methods.rewiring import dense_gradient
+from dctps.methods.rewiring import weight_gradient
 from dctps.methods.rewiring.dense_gradient import DenseGradients, Wanted
 from dctps.methods.rewiring.growth import Largest, anywhere, lots
 from dctps.methods.rewiring.process_group import Peers
@@ -120,9 +120,9 @@ def test_blocks_of_filters_make_the_same_gradient(layer, monkeypatch):
     layer = layer.double()
     x = torch.randn(4, *((40,) if layer.geometry.axes == 0 else (8, 5, 5)), dtype=torch.float64)
     whole = held(layer, lambda: layer(x).square().sum())
-    monkeypatch.setattr(dense_gradient, "BLOCK", 60)
-    monkeypatch.setattr(dense_gradient, "IMAGES", 300)  # two images of the convolution
-    assert len(list(dense_gradient.blocks(layer.geometry))) > 2
+    monkeypatch.setattr(weight_gradient, "BLOCK", 60)
+    monkeypatch.setattr(weight_gradient, "IMAGES", 300)  # two images of the convolution
+    assert len(list(weight_gradient.blocks(layer.geometry))) > 2
     assert_close(held(layer, lambda: layer(x).square().sum()), whole)
 
 

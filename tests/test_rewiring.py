@@ -17,10 +17,10 @@ from torch import nn
 import dctps
 from dctps import DSR, SET, RigL, Support
 from dctps.methods.rewiring import dense_gradient
-from dctps.methods.rewiring.base import Schedule
 from dctps.methods.rewiring.by_magnitude import DECAYS, ROUNDINGS
 from dctps.methods.rewiring.dsr import shares
 from dctps.methods.rewiring.optimiser_state import OptimiserState
+from dctps.methods.rewiring.schedule import Schedule
 from dctps.nn.dps_layer import DpsLayer
 from helpers.rewiring import OPTIMISERS, batch, network
 

@@ -10,8 +10,9 @@ import dctps
 from dctps.cli.train import train
 from dctps.experiments.naming import method_name
 from dctps.methods.rewiring import REWIRINGS
-from dctps.methods.rewiring.base import Rewiring, TrainingPlan
+from dctps.methods.rewiring.base import Rewiring
 from dctps.methods.rewiring.dsr import DSR
+from dctps.methods.rewiring.schedule import TrainingPlan
 from dctps.methods.rewiring.set import SET
 from dctps.train import fit
 from helpers.marks import needs_digits

@@ -52,13 +52,13 @@ def imp(
 
     train: a function that trains the network it is given in place, from beginning to end, with an optimiser of its
         own. In the first round the network is dense, a copy of the model; after that its layers are sparse.
-    fraction: of the weights left, given up in each round.
-    rounds: so many rounds instead.
+    fraction: the fraction of the weights left that is given up in each round.
+    rounds: the number of rounds, in place of a fraction.
     rewind: late rewinding, to step k instead of the initialisation: `train(model, start=0, stop=k)` is called once, and
         `train(network, start=k)` in each round. To go on with `supports` pass the model as it was at step k, and a
         `train` that begins there.
-    supports: those after an earlier round (of the same schedule), to go on from there.
-    on_round: called with the supports after each round, to save them.
+    supports: the supports after an earlier round of the same schedule, to go on from there.
+    on_round: called with the supports after each round, so that they can be saved.
     seed: decides between equal magnitudes.
 
     >>> net = nn.Linear(4, 2, bias=False)
@@ -82,7 +82,7 @@ def imp(
 
 
 def _late(train: Train, model: nn.Module, rewind: int, supports: Mapping[str, Support] | None) -> Train:
-    """Bring the model to the step to rewind to; training then begins there."""
+    """Train the model up to the step to rewind to; returns a `train` that begins there."""
     if operator.index(rewind) < 0:
         raise ValueError(f"rewind must not be negative: {rewind}")
     if supports is not None:
@@ -114,16 +114,16 @@ def schedule(size: int, density: float, rounds: int | None = None, fraction: flo
 
 
 def ticket(model: nn.Module, supports: Mapping[str, Support] | None, backend: str = AUTO) -> nn.Module:
-    """A copy of the model, sparse at the supports with the model's own values there; without supports a plain copy."""
+    """A copy of the model that is sparse at the supports, with the model's values; without supports a plain copy."""
     if supports is None:
         return copy.deepcopy(model)
     weights = [model.get_submodule(name).get_parameter("weight") for name in supports]
-    light = copy.deepcopy(model, {id(weight): weight for weight in weights})  # shares them: none is copied whole
+    light = copy.deepcopy(model, {id(weight): weight for weight in weights})  # shares the weights, which are not copied
     return sparsify(light, supports=supports, offset=None, backend=backend)
 
 
 def survivors(network: nn.Module, names: Sequence[str], count: int, seed: int) -> Supports:
-    """The `count` weights of largest magnitude, over the layers of these names together: dense ones or sparse."""
+    """The supports of the `count` weights of largest magnitude in all these layers together, dense or sparse."""
     layers = [network.get_submodule(name) for name in names]
     magnitudes = [_magnitudes(name, layer) for name, layer in zip(names, layers, strict=True)]
     everything = torch.cat(magnitudes)
@@ -146,7 +146,7 @@ def _kept(layer: nn.Module, chosen: Tensor) -> Support:
     return Support.from_mask(chosen.view(layer.get_parameter("weight").shape))
 
 
-# --- what is asked ---------------------------------------------------------------------------------------------------
+# --- checks ----------------------------------------------------------------------------------------------------------
 
 
 def _shapes(model: nn.Module, exclude: Exclude) -> dict[str, tuple[int, ...]]:
@@ -160,10 +160,10 @@ def _shapes(model: nn.Module, exclude: Exclude) -> dict[str, tuple[int, ...]]:
 
 
 def _check_supports(supports: Mapping[str, Support], shapes: Mapping[str, tuple[int, ...]], counts: list[int]) -> int:
-    """The number of weights in supports to go on from; ValueError if they are not those after one of the rounds."""
+    """The number of weights in supports to go on from; ValueError if they are not the supports after a round."""
     found = {name: support.shape for name, support in supports.items()}
     if found != dict(shapes):
-        raise ValueError(f"the supports are of layers {found}, those of the network are {dict(shapes)}")
+        raise ValueError(f"the supports are of layers {found}, but those of the network are {dict(shapes)}")
     nnz = sum(support.nnz for support in supports.values())
     if nnz not in (*counts, sum(map(math.prod, shapes.values()))):
         raise ValueError(
@@ -178,7 +178,7 @@ def _full(shape: tuple[int, ...]) -> Support:
 
 
 def _run(train: Train, network: nn.Module, supports: Mapping[str, Support], where: str) -> None:
-    """Train; ValueError if the network is not what it was, apart from its numbers."""
+    """Train a network; ValueError if more than its numbers has changed."""
     before = _structure(network)
     returned = train(network)
     if isinstance(returned, nn.Module) and returned is not network:
@@ -193,6 +193,6 @@ def _run(train: Train, network: nn.Module, supports: Mapping[str, Support], wher
 
 
 def _structure(network: nn.Module) -> dict[str, Any]:
-    """The types of all modules and the shapes of the state."""
+    """The types of all modules and the shapes of all tensors of the state."""
     types = {name or "(the network)": type(module) for name, module in network.named_modules()}
     return types | {key: tuple(getattr(entry, "shape", ())) for key, entry in network.state_dict().items()}

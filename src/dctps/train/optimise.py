@@ -8,18 +8,19 @@ import torch
 from torch import nn
 
 from dctps.methods.rewiring import REWIRINGS
-from dctps.methods.rewiring.base import Rewiring, TrainingPlan
+from dctps.methods.rewiring.base import Rewiring
+from dctps.methods.rewiring.schedule import TrainingPlan
 from dctps.methods.subspace.subspace import Subspace
 from dctps.nn.dps_layer import DpsLayer
 from dctps.train.settings import Settings
 
-SLOW = 0.1  # what Fixup's biases and scales train at, as a fraction of the learning rate
+SLOW = 0.1  # the fraction of the learning rate at which Fixup's biases and scales train
 
 
 def parameter_groups(model: nn.Module, settings: Settings) -> list[dict[str, Any]]:
-    """Parameters by role, each with the `factor` of the learning rate it trains at.
+    """The parameters in groups by role, each with the `factor` of the learning rate at which it trains.
 
-    A layer says which parameter is its alpha; a model says which are slow (`slow_parameters`). Nothing goes by names.
+    A layer says which parameter is its alpha, and a model says which are slow (`slow_parameters`).
     """
     alphas = [m.alpha for m in model.modules() if isinstance(m, DpsLayer) and isinstance(m.alpha, nn.Parameter)]
     ask = getattr(model.network if isinstance(model, Subspace) else model, "slow_parameters", None)
@@ -32,6 +33,7 @@ def parameter_groups(model: nn.Module, settings: Settings) -> list[dict[str, Any
 
 
 def build_optimiser(model: nn.Module, settings: Settings) -> torch.optim.Optimizer:
+    """The optimiser that the settings ask for."""
     return OPTIMISERS[settings.optimizer](parameter_groups(model, settings), settings)
 
 
@@ -53,7 +55,7 @@ def build_stepper(
 
 
 def _together(groups: list[dict[str, Any]]) -> dict[str, Any]:
-    """One call for all the tiny tensors of a sparse network instead of one each: fused where torch has that."""
+    """Options that let one call update all the small tensors of a sparse network, fused where torch can."""
     devices = {parameter.device.type for group in groups for parameter in group["params"]}
     return {"fused": True} if devices <= {"cpu", "cuda"} else {"foreach": True}
 
@@ -78,5 +80,6 @@ def learning_rate(settings: Settings, epoch: int) -> float:
 
 
 def set_learning_rate(optimiser: torch.optim.Optimizer, lr: float) -> None:
+    """Set the learning rate of all groups, each multiplied by its factor."""
     for group in optimiser.param_groups:
         group["lr"] = lr * group["factor"]

@@ -1,4 +1,4 @@
-"""Several processes: who they are, sums over them, and what crosses the wire."""
+"""Several processes that train one network: who they are, sums over them, and how many bytes they exchange."""
 
 import contextlib
 import dataclasses
@@ -17,13 +17,14 @@ from dctps.nn.dps_layer import DpsLayer
 
 @dataclasses.dataclass(frozen=True)
 class Processes:
-    """This process among those that torchrun started; alone without it."""
+    """This process among the `world` processes that torchrun started; without torchrun it is the only one."""
 
     rank: int = 0
     world: int = 1
 
     @property
     def first(self) -> bool:
+        """Whether this is the process that writes files and speaks to people."""
         return self.rank == 0
 
     def sum(self, numbers: list[float], device: torch.device) -> list[float]:
@@ -35,21 +36,22 @@ class Processes:
         return [float(n) for n in tensor.tolist()]
 
     def wait(self) -> None:
+        """Wait until all processes are here."""
         if self.world > 1:
             dist.barrier()
 
     def share_buffers(self, model: nn.Module) -> None:
-        """Give every process the first one's running statistics: each has seen its own images only."""
+        """Give all processes the running statistics of the first; each has seen its own images only."""
         if self.world > 1:
             for buffer in model.buffers():
                 if buffer.is_floating_point():
                     dist.broadcast(buffer, 0)
 
     def share(self, supports: dict[str, Support], device: torch.device) -> dict[str, Support]:
-        """The first process's supports: scores on a GPU may differ in their last digits."""
+        """The supports of the first process; the scores of others may differ in their last digits."""
         if self.world == 1:
             return supports
-        return {name: Support(own.shape, self._shared(own.positions, device)) for name, own in supports.items()}
+        return {n: Support(support.shape, self._shared(support.positions, device)) for n, support in supports.items()}
 
     def _shared(self, positions: Tensor, device: torch.device) -> Tensor:
         count = torch.tensor(len(positions), device=device)
@@ -61,7 +63,7 @@ class Processes:
     def parallel(self, model: nn.Module) -> nn.Module:
         """The model under DistributedDataParallel.
 
-        Positions never cross the wire in training, all processes have the same; nor does what is not state.
+        Positions, which are the same everywhere, and buffers that are not part of the state are not exchanged.
         """
         if self.world == 1:
             return model

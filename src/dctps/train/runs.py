@@ -25,11 +25,11 @@ from dctps.train.settings import Settings, from_json, run_id, to_json
 
 
 class RunError(RuntimeError):
-    """A run that cannot start or go on; the message says why, and what is still there."""
+    """A run cannot start or go on; the message says why, and which files are still good."""
 
 
 class Busy(RunError):  # noqa: N818
-    """Another process is at this run."""
+    """Another process is training this run."""
 
 
 class Run:
@@ -38,10 +38,10 @@ class Run:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.last, self.best = folder / "last.pt", folder / "best.safetensors"
-        self.rewind = folder / "rewind.pt"  # of lottery tickets: the state at the step that later rounds start from
+        self.rewind = folder / "rewind.pt"  # the network from which later rounds of lottery tickets start
         self.metrics, self.result = folder / "metrics.jsonl", folder / "result.json"
         self.supports = folder / "supports.safetensors"
-        self.failure = folder / "failure.json"  # in place of a result: why there is none
+        self.failure = folder / "failure.json"  # says why there is no result
 
     @classmethod
     def at(cls, settings: Settings, runs: Path, prefix: str = "") -> "Run":
@@ -80,13 +80,13 @@ class Run:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Nobody else may train in this folder meanwhile; the lock goes with the process, however it ends."""
+        """Keep others from training in this folder; the lock ends with the process, however that ends."""
         with self._flock("lock"):
             yield
 
     @contextlib.contextmanager
     def claimed(self) -> Iterator[None]:
-        """As `locked`, for who decides that this run is to be done, and may have it done elsewhere."""
+        """Keep other drivers from this run, which may be trained in another process or on another machine."""
         with self._flock("claim"):
             yield
 
@@ -102,7 +102,7 @@ class Run:
             yield
 
     def finished(self) -> dict[str, Any] | None:
-        """The result, if there is one."""
+        """The result; None if the run is not finished."""
         try:
             return dict(json.loads(self.result.read_text()))
         except (FileNotFoundError, NotADirectoryError):
@@ -111,22 +111,24 @@ class Run:
             raise RunError(f"{self.result} is damaged ({error}); delete it to finish the run again") from error
 
     def save_state(self, state: dict[str, Any]) -> None:
+        """Write a checkpoint in place of the last one."""
         self._save(self.last, state)
 
     def save_rewind(self, state: dict[str, Any]) -> None:
+        """Write the state of the network from which later rounds of lottery tickets start."""
         self._save(self.rewind, state)
 
     def _save(self, path: Path, state: dict[str, Any]) -> None:
-        content = io.BytesIO()  # torch reports a full disk in words that nobody understands
+        content = io.BytesIO()  # so that a full disk is reported by the system: torch's own message does not say it
         torch.save(state, content)
         self._write(path, lambda file: file.write_bytes(content.getbuffer()))
 
     def load_state(self) -> dict[str, Any] | None:
-        """The last checkpoint, if there is one."""
+        """The last checkpoint; None if there is none."""
         return self._load(self.last) if self.last.exists() else None
 
     def load_rewind(self) -> dict[str, Any]:
-        """The network's state at the step to rewind to."""
+        """The state of the network from which later rounds of lottery tickets start."""
         return self._load(self.rewind)
 
     def _load(self, path: Path) -> dict[str, Any]:
@@ -136,13 +138,13 @@ class Run:
             raise RunError(f"{path} is damaged ({error}); delete it to start this run again") from error
 
     def save_supports(self, model: nn.Module) -> None:
-        """Where the weights of a network are, for whoever needs the same network before its training."""
+        """Write where the weights of a network are, for other tasks that need the same network."""
         layers = {f"{n}.positions": m.positions.cpu() for n, m in model.named_modules() if isinstance(m, DpsLayer)}
         if layers:
             self._write(self.supports, lambda file: file.write_bytes(serialize(layers)))
 
     def load_supports(self) -> dict[str, torch.Tensor] | None:
-        """What `save_supports` wrote, if the run is over."""
+        """The positions that `save_supports` wrote; None if the run has no result."""
         if not (self.supports.exists() and self.result.exists()):
             return None
         try:
@@ -151,7 +153,7 @@ class Run:
             raise RunError(f"{self.supports} is damaged ({error}); delete {self.folder} to make it again") from error
 
     def save_best(self, model: nn.Module) -> None:
-        """The network as a file of its own: sparse ones in our format, dense ones as plain safetensors."""
+        """Write the network to a file: a sparse one as `dctps.save` does, a dense one as plain safetensors."""
         if any(isinstance(module, DpsLayer | SparseBatchNorm) for module in model.modules()):
             with self._writing(self.best):
                 save(model, self.best)  # atomic by itself
@@ -160,13 +162,15 @@ class Run:
         self._write(self.best, lambda file: file.write_bytes(serialize(state)))
 
     def save_result(self, result: dict[str, Any]) -> None:
+        """Write the result, which finishes the run."""
         self._write(self.result, lambda file: file.write_text(json.dumps(result, indent=1) + "\n"))
 
     def save_failure(self, failure: dict[str, Any]) -> None:
+        """Write why there is no result."""
         self._write(self.failure, lambda file: file.write_text(json.dumps(failure, indent=1) + "\n"))
 
     def keep_metrics_before(self, epoch: int) -> None:
-        """Drop what was written after the checkpoint that the run goes on from: those epochs come again."""
+        """Drop the metrics of this and later epochs, which are trained again."""
         lines = self.metrics.read_text().splitlines() if self.metrics.exists() else []
         kept = []
         for line in lines:
@@ -184,6 +188,7 @@ class Run:
         return [row for row in _parsed(lines) if isinstance(row, dict) and type(row.get("epoch")) is int]
 
     def add_metrics(self, row: dict[str, Any]) -> None:
+        """Add the metrics of an epoch."""
         with self._writing(self.metrics), self.metrics.open("a") as file:
             file.write(json.dumps(row) + "\n")
 
@@ -193,14 +198,14 @@ class Run:
 
     @contextlib.contextmanager
     def _writing(self, path: Path) -> Iterator[None]:
-        """What the system says against writing `path`, in our words."""
+        """Turn an error of the system while writing `path` into a `RunError`."""
         try:
             yield
         except OSError as error:
             raise RunError(f"cannot write {path}: {error.strerror or error}; {self.kept()}") from error
 
     def kept(self) -> str:
-        """What there is to go on from, for error messages."""
+        """Which checkpoint there is to go on from, for error messages."""
         return f"the last good checkpoint is {self.last}" if self.last.exists() else "there is no checkpoint yet"
 
 

@@ -1,4 +1,4 @@
-"""What all ways of rewiring share: when weights move, that all processes move alike, the move itself, and the state."""
+"""What all rewiring methods share: the steps, the move of weights, the same in all processes, and the state."""
 
 import dataclasses
 import operator
@@ -14,62 +14,22 @@ from torch import nn
 from dctps.core.support import Int64
 from dctps.methods.rewiring.optimiser_state import OptimiserState
 from dctps.methods.rewiring.process_group import Peers, several
+from dctps.methods.rewiring.schedule import Schedule, TrainingPlan
 from dctps.nn.dps_layer import DpsLayer
 from dctps.nn.wrappers import unwrapped
 
 Closure = Callable[[], Any] | None
 
 
-@dataclasses.dataclass(frozen=True)
-class Schedule:
-    """When weights move: in iterations that `every` divides, from `start` and before `stop`, counted from 1.
-
-    >>> paper = Schedule(stop=52_800, every=100)  # three quarters of 70,400 iterations
-    >>> sum(map(paper.due, range(1, 70_401)))
-    527
-    """
-
-    stop: int
-    every: int = 100
-    start: int = 0
-
-    def __post_init__(self) -> None:
-        for name in ("stop", "every", "start"):
-            object.__setattr__(self, name, operator.index(getattr(self, name)))
-        if self.every < 1 or self.start < 0:
-            raise ValueError(f"every must be at least 1 and start at least 0, not {self.every} and {self.start}")
-        first = max(1, -(-self.start // self.every)) * self.every
-        if first >= self.stop:
-            raise ValueError(
-                f"with every={self.every} and start={self.start} the first rewiring would be in iteration {first}, not "
-                f"before stop={self.stop}; rewire more often or longer"
-            )
-
-    def due(self, iteration: int) -> bool:
-        return iteration % self.every == 0 and self.start <= iteration < self.stop
-
-
-@dataclasses.dataclass(frozen=True)
-class TrainingPlan:
-    """What the trainer tells a rewiring about the training it is part of."""
-
-    stop: int  # the iteration from which weights stay where they are
-    every: int  # iterations from one rewiring to the next
-    seed: int
-    drop_fraction: float  # the fraction of its weights that a layer moves at first
-    steps_per_epoch: int
-    has_offset: bool  # whether layers have an offset D, under which the values of S start at zero
-
-
 class Move(NamedTuple):
-    """Where the weights of a layer are to be, and which of those it has may go on as they are."""
+    """The new positions of a layer's weights, and which of its weights keep their values if they stay."""
 
     positions: Int64  # sorted
     carried: npt.NDArray[np.bool_]  # (nnz,)
 
 
 class Rewiring:
-    """What all methods share: the counter of iterations, the move, the state. A method says which weights go where."""
+    """The base of all methods: it counts iterations, moves weights and keeps the state. A method decides the moves."""
 
     def __init__(
         self,
@@ -89,7 +49,7 @@ class Rewiring:
         self.carrier = OptimiserState(optimizer, optimizer_state)
         self.settings = {**dataclasses.asdict(schedule), "optimizer_state": optimizer_state, "seed": seed, **settings}
         self.iteration = self.updates = 0  # iterations done, and how many of them have rewired
-        self.steps = 0  # that the optimiser has taken
+        self.steps = 0  # steps that the optimiser has taken
         self.peers = Peers(group)
 
     @classmethod
@@ -102,13 +62,15 @@ class Rewiring:
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
+        """The parameter groups of the optimiser."""
         return self.optimizer.param_groups
 
     def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients of all parameters."""
         self.optimizer.zero_grad(set_to_none)
 
     def step(self, closure: Closure = None) -> Any:
-        """One iteration: a step of the optimiser, a rewiring, or both. Returns what the closure returns."""
+        """Do one iteration: a step of the optimiser, a rewiring, or both; returns what the closure returns."""
         iteration = self.iteration + 1
         loss = self._update(iteration, closure) if self.schedule.due(iteration) else self._optimise(closure)
         self.iteration = iteration
@@ -121,7 +83,7 @@ class Rewiring:
         return loss
 
     def _update(self, iteration: int, closure: Closure) -> Any:
-        """An iteration that rewires; here the optimiser's step comes first."""
+        """Do an iteration that rewires: first a step of the optimiser, then the move."""
         self._check()
         loss = self._optimise(closure)
         self._rewire(iteration)
@@ -133,6 +95,7 @@ class Rewiring:
     # --- the move
 
     def _decide(self, iteration: int) -> dict[str, Move]:
+        """The moves of this iteration, by the names of the layers."""
         raise NotImplementedError
 
     def _rewire(self, iteration: int) -> None:
@@ -143,7 +106,7 @@ class Rewiring:
         self.updates += 1
 
     def _check(self) -> None:
-        """Everything that could go wrong in a move, before it."""
+        """Raise an error if the move could go wrong, before anything has moved."""
         if several(self.group) and self.peers.own is None:
             raise RuntimeError(
                 "there are several processes now, but there was one when this rewiring was made; make it after "
@@ -153,7 +116,7 @@ class Rewiring:
             self.carrier.per_weight(name, layer)
 
     def _agreed(self, iteration: int) -> dict[str, Move]:
-        """The first process decides for all: what differs in the last bit elsewhere cannot make supports differ."""
+        """The moves that the first process decides, in all processes, so that rounding cannot make supports differ."""
         if self.peers.own is None or not self.layers:
             return self._decide(iteration)
         moves, problem = {}, None
@@ -175,7 +138,7 @@ class Rewiring:
     # --- the state
 
     def state_dict(self) -> dict[str, Any]:
-        """What goes on from here needs beside the network's and the optimiser's states; plain numbers and tensors."""
+        """The state to go on from, beside those of the network and the optimiser; plain numbers and tensors."""
         counters = {"iteration": self.iteration, "updates": self.updates, "steps": self.steps}
         memory = {name: dict(tensors) for name, tensors in self.carrier.memory.items()}
         return {"method": type(self).__name__, "settings": dict(self.settings), **counters, "memory": memory}
@@ -222,12 +185,13 @@ def rewirable(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, D
 
 
 def positions_of(layer: DpsLayer) -> Int64:
+    """The positions of a layer's weights on the CPU."""
     positions: Int64 = layer.positions.cpu().numpy().astype(np.int64)
     return positions
 
 
 def magnitudes_of(name: str, layer: DpsLayer) -> npt.NDArray[np.float64]:
-    """|S|; RuntimeError where it is not finite."""
+    """The magnitudes |S| of a layer's weights; RuntimeError if one is not finite."""
     magnitudes: npt.NDArray[np.float64] = layer.values.detach().cpu().double().abs().numpy()
     if not np.isfinite(magnitudes).all():
         raise RuntimeError(f"the weights of layer {name!r} are not finite, so none of them can be dropped")

@@ -1,9 +1,7 @@
-"""Rewiring: while a network trains, some of its weights move to other positions (RigL and SET; paper: section 4).
+"""What RigL and SET share: each layer drops its weights of smallest magnitude and grows as many (paper: section 4).
 
-`rewire.step()` takes the place of the optimiser's own. Every so many iterations a part of each layer's weights, the
-smallest |S|, are dropped, and as many are grown elsewhere: where |dL/dW| is largest (RigL), or anywhere (SET). A weight
-that is dropped takes W back to alpha D there, so |S| is exactly what dropping it changes; alpha and everything else
-stay as they are. A new weight is 0.
+`rewire.step()` takes the place of the optimiser's own. A weight that is dropped takes W back to alpha D at its
+position, so |S| is exactly what dropping it changes; alpha and everything else stay as they are. A new weight is 0.
 """
 
 import math
@@ -18,15 +16,16 @@ from torch import nn
 from dctps.base.registry import lookup
 from dctps.core.ranking import largest
 from dctps.core.support import Int64, derive_seed
-from dctps.methods.rewiring.base import Move, Rewiring, Schedule, magnitudes_of, positions_of
+from dctps.methods.rewiring.base import Move, Rewiring, magnitudes_of, positions_of
+from dctps.methods.rewiring.schedule import Schedule
 
-# Which part of `drop_fraction` is dropped in iteration t; RigL's is f(t) = drop_fraction / 2 (1 + cos(pi t / stop))
+# Each decay gives the part of `drop_fraction` that is dropped in iteration t. RigL takes the cosine.
 DECAYS: dict[str, Callable[[int, int], float]] = {
     "cosine": lambda t, stop: (1 + math.cos(math.pi * t / stop)) / 2,
     "constant": lambda t, stop: 1.0,
 }
 
-# A number of weights from a real number; `lot` is a uniform draw from [0, 1)
+# Each rounding gives a number of weights from a real number; `lot` is a uniform draw from [0, 1).
 ROUNDINGS: dict[str, Callable[[float, float], int]] = {
     "floor": lambda count, lot: math.floor(count),
     "stochastic": lambda count, lot: math.floor(count + lot),
@@ -35,7 +34,7 @@ ROUNDINGS: dict[str, Callable[[float, float], int]] = {
 
 
 class ByMagnitude(Rewiring):
-    """Each layer drops c of its weights, the smallest |S|, exact zeros first and equals by lot, and grows c."""
+    """Each layer drops its c smallest |S|, exact zeros first and equals by lot, and grows c weights elsewhere."""
 
     def __init__(
         self,
@@ -57,11 +56,11 @@ class ByMagnitude(Rewiring):
         super().__init__(model, optimizer, schedule, **options)
 
     def fraction(self, iteration: int) -> float:
-        """f(t): the fraction of its weights that a layer drops."""
+        """The fraction f(t) of its weights that a layer drops in iteration t."""
         return self.drop_fraction * self._decay(iteration, self.schedule.stop)
 
     def count(self, name: str, iteration: int) -> int:
-        """c: how many weights a layer drops."""
+        """The number c of weights that a layer drops in an iteration."""
         lot = derive_seed(self.seed, f"{name}/{iteration}/count") / 2**32
         nnz = self.layers[name].nnz
         return min(nnz, self._round(nnz * self.fraction(iteration), lot))
@@ -82,5 +81,5 @@ class ByMagnitude(Rewiring):
         return Move(np.sort(np.concatenate([positions[kept], grown])), np.ones(layer.nnz, dtype=bool))
 
     def _grow(self, name: str, kept: npt.NDArray[np.bool_], count: int, seed: int) -> Int64 | None:
-        """`count` positions outside those that are kept, the dropped ones among them; None: leave the layer alone."""
+        """Choose `count` positions that are not kept, dropped ones among them; None leaves the layer as it is."""
         raise NotImplementedError

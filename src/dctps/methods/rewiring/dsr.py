@@ -1,8 +1,9 @@
 """DSR, dynamic sparse reparameterisation: weights move from layer to layer too (Mostafa and Wang 2019).
 
-One threshold H for all layers: every active |S| < H is pruned, but one weight of each layer stays. If more than wanted
-were pruned H is halved, if fewer it is doubled. As many as were pruned are grown, at 0 and anywhere, in layers in
-proportion to what has survived there. The number of all weights is constant, that of a layer is not.
+All layers share one threshold H: every weight with |S| < H is pruned, but one weight of each layer stays. H is halved
+if more weights were pruned than wanted, and doubled if fewer were. As many weights as were pruned are grown, with the
+value 0 at random positions, in each layer in proportion to the weights that survived there. The number of all weights
+stays the same, that of a layer does not.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,18 +16,19 @@ from torch import nn
 
 from dctps.core.ranking import largest
 from dctps.core.support import Support, derive_seed
-from dctps.methods.rewiring.base import Move, Rewiring, Schedule, TrainingPlan, magnitudes_of, positions_of
+from dctps.methods.rewiring.base import Move, Rewiring, magnitudes_of, positions_of
 from dctps.methods.rewiring.growth import anywhere
 from dctps.methods.rewiring.process_group import several
+from dctps.methods.rewiring.schedule import Schedule, TrainingPlan
 
-TOLERANCE = 0.1  # how far from the wanted number the pruned one may be before the threshold changes
+TOLERANCE = 0.1  # how far the number of pruned weights may be from the wanted one before the threshold changes
 
 
 class DSR(Rewiring):
     """Prune below a threshold that adapts, grow in proportion to the layers' survivors, after the optimiser's step.
 
-    `drop_fraction` is the fraction of all active weights that the threshold aims at. Under an offset S starts at 0 and
-    everything is below any threshold: `start` leaves time for it to grow.
+    The threshold adapts so that about `drop_fraction` of all weights are pruned. Under an offset all values start at 0,
+    below any threshold; `start` is the iteration before which nothing is pruned, so that they can grow.
 
     A layer's `values` change their length, on the same Parameter object. DistributedDataParallel cannot follow that.
     """
@@ -97,7 +99,7 @@ class DSR(Rewiring):
         return {**super().state_dict(), "threshold": self.threshold, "supports": supports}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """As of every method, and the layers get the sizes of the state: load it before the network's own state."""
+        """Go on from a state. The layers get the sizes of the state, so load it before the state of the network."""
         if several() or state["supports"].keys() - self.layers.keys():
             raise ValueError(_ALONE if several() else "this state belongs to another network")
         supports = {n: Support(self.layers[n].geometry.weight_shape, p) for n, p in state["supports"].items()}
@@ -116,9 +118,9 @@ _ALONE = (
 
 
 def shares(total: int, weights: Sequence[int], room: Sequence[int], seed: int) -> list[int]:
-    """`total` things shared out in proportion to `weights`, at most `room[i]` to the i-th.
+    """Shares of `total` in proportion to `weights`, of which the i-th is at most `room[i]`.
 
-    What rounding leaves goes to one drawn at random, what does not fit to the others, again in proportion.
+    What rounding leaves goes to a layer drawn at random, and what does not fit goes to the others in proportion.
 
     >>> shares(7, weights=[1, 2, 4], room=[9, 9, 3], seed=0)
     [1, 3, 3]

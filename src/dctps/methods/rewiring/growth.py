@@ -1,8 +1,8 @@
-"""Where new weights go: at the largest entries of a dense gradient that passes by in parts, or anywhere.
+"""Where weights grow: at the largest entries of a dense gradient that is seen part by part, or anywhere.
 
 Entries are ranked by magnitude and, where magnitudes are equal, by a number that follows from the seed and the
-position alone. The choice therefore depends neither on the parts nor on the device nor on the process, and among
-equals (as the zeros of a dead layer) it is uniform.
+position alone. The choice therefore does not depend on the parts, the device or the process, and among equals (such as
+the zeros of a layer without gradient) it is uniform.
 """
 
 import numpy as np
@@ -13,11 +13,11 @@ from torch import Tensor
 from dctps.core.support import Int64, sample
 
 Magnitudes = npt.NDArray[np.floating]
-PART = 1 << 15, 1 << 18  # entries looked at in one go: a 256th of them all, between these bounds
+PART = 1 << 15, 1 << 18  # bounds of the number of entries that are looked at together, which is a 256th of all
 
 
 def lots(positions: Int64, seed: int) -> npt.NDArray[np.uint64]:
-    """What decides between equals, the smallest first: the splitmix64 generator, at the place of each position."""
+    """The numbers that decide between equals, the smallest first: splitmix64 of each position."""
     z = positions.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(seed)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -25,7 +25,7 @@ def lots(positions: Int64, seed: int) -> npt.NDArray[np.uint64]:
 
 
 def ranking(magnitudes: Magnitudes, positions: Int64, seed: int) -> Int64:
-    """Indices from the largest magnitude to the smallest, equals by lot."""
+    """The indices from the largest magnitude to the smallest, equals by lot."""
     return np.lexsort((lots(positions, seed), -magnitudes))
 
 
@@ -42,7 +42,7 @@ class Largest:
         self.finite = True
 
     def see(self, rows: Tensor, start: int) -> None:
-        """Some rows of the gradient, the first of whose entries has the flat position `start`."""
+        """Look at some rows of the gradient, whose first entry has the flat position `start`."""
         width = rows[0].numel()
         step = max(1, self.part // width)
         for row in range(0, len(rows), step):
@@ -65,7 +65,7 @@ class Largest:
             self.settle()
 
     def settle(self) -> None:
-        """Forget all but the largest so far."""
+        """Keep only the largest entries seen so far."""
         if len(self.positions) < self.count or not self.count:
             return
         self.least = float(np.partition(self.magnitudes, -self.count)[-self.count])
@@ -81,6 +81,9 @@ class Largest:
 
 
 def anywhere(kept: Int64, size: int, count: int, seed: int) -> Int64:
-    """`count` positions of range(size) outside `kept` (sorted), uniformly without replacement, in O(kept) memory."""
-    places = sample(size - len(kept), count, seed)  # among the others, counted without gaps
+    """Draw `count` positions of range(size) outside `kept` (sorted), uniformly without replacement.
+
+    The draw takes memory for the kept positions only.
+    """
+    places = sample(size - len(kept), count, seed)  # numbers of positions outside `kept`, counted without gaps
     return places + np.searchsorted(kept - np.arange(len(kept)), places, side="right")

@@ -1,9 +1,9 @@
-"""What an optimiser knows of each weight, and how it moves when weights move.
+"""What an optimiser keeps for each weight, and how it moves when weights move.
 
-An optimiser keeps tensors of the shape of `values`: momentum, moments, their maxima. They belong to positions, so they
-are permuted as the values are; at a new position they start at zero ("reset"). Under "keep" a weight that returns has
-what it would have in dense storage under a mask, where the gradient of an inactive weight is zero: the numbers that it
-left with, faded by the steps in between. Everything else that an optimiser keeps, as the number of its steps, stays.
+An optimiser keeps tensors of the shape of `values`: momentum, moments, their maxima. Their numbers belong to positions
+and move with the values; at a new position they start at zero ("reset"). Under "keep" a weight that returns gets the
+numbers it would have in a dense network under a mask, where the gradient of a masked weight is zero: those it left
+with, faded by the steps in between. Everything else that an optimiser keeps, such as the number of its steps, stays.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from dctps.nn.dps_layer import DpsLayer
 
 POLICIES = {"reset": False, "keep": True}
 
-# What one step with a zero gradient multiplies a number by; those not named here stay as they are.
+# The factor by which one step with a zero gradient multiplies a number; numbers not named here stay as they are.
 FADING: dict[str, Callable[[dict[str, Any]], float]] = {
     "exp_avg": lambda group: group["betas"][0],
     "exp_avg_sq": lambda group: group["betas"][1],
@@ -30,18 +30,18 @@ FADING: dict[str, Callable[[dict[str, Any]], float]] = {
 }
 
 Flags = npt.NDArray[np.bool_]
-Memory = dict[str, Tensor]  # of one layer: "positions" (sorted), "steps" at which they left, and a tensor per name
+Memory = dict[str, Tensor]  # weights that left a layer: "positions" (sorted), "steps" when they left, and their numbers
 
 
 class OptimiserState:
-    """The state of one optimiser, weight by weight."""
+    """The state that an optimiser keeps for each weight."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, policy: str) -> None:
         self.optimizer, self.keeps = optimizer, lookup(POLICIES, policy, "optimizer_state")
         self.memory: dict[str, Memory] = {}
 
     def per_weight(self, name: str, layer: DpsLayer) -> dict[str, Tensor]:
-        """The tensors with a number for each of the layer's values; ValueError where there is something else."""
+        """The tensors with a number for each value of a layer; ValueError if the optimiser keeps something else."""
         state = self.optimizer.state.get(layer.values, {})
         for key, entry in state.items():
             scalar = isinstance(entry, int | float | None) or (isinstance(entry, Tensor) and entry.dim() == 0)
@@ -56,8 +56,8 @@ class OptimiserState:
     def move(self, name: str, layer: DpsLayer, positions: Int64, carried: Flags, steps: int) -> None:
         """Move a layer to other positions (sorted), with its values and their state.
 
-        `carried` (nnz,) says which of the weights may go on as they are if their position is among the new ones; all
-        others there start at zero. `steps` is the number of steps that the optimiser has taken.
+        A weight that `carried` (nnz,) marks keeps its value if its position is among the new ones; all others start at
+        zero. `steps` is the number of steps that the optimiser has taken.
         """
         before = layer.positions.cpu().numpy().astype(np.int64)
         found, source = _located(positions, before[carried])
@@ -78,7 +78,7 @@ class OptimiserState:
                 self.optimizer.state[layer.values][key] = tensor
 
     def _remember(self, name: str, before: Int64, left: Flags, state: dict[str, Tensor], steps: int) -> None:
-        """Put the weights that leave into the memory of the layer."""
+        """Put the numbers of the weights that leave into the memory of the layer."""
         if not state or not left.any():
             return
         where = torch.from_numpy(np.flatnonzero(left))
@@ -89,7 +89,7 @@ class OptimiserState:
         self.memory[name] = {key: torch.cat([old[key], new[key]])[order] for key in new}
 
     def _recall(self, name: str, layer: DpsLayer, positions: Int64, moved: dict[str, Tensor], steps: int) -> None:
-        """Take the weights that return out of the memory, faded."""
+        """Take the numbers of the weights that return out of the memory, faded."""
         memory = self.memory.get(name)
         if memory is None:
             return
@@ -110,15 +110,15 @@ class OptimiserState:
 
 
 def _located(positions: Int64, among: Int64) -> tuple[Flags, Int64]:
-    """Which positions are in `among` (sorted), and the indices of those there."""
+    """Which positions are in `among` (sorted), and their indices there."""
     index = np.searchsorted(among, positions)
     inside = index < len(among)
     inside[inside] = among[index[inside]] == positions[inside]
     return inside, index[inside]
 
 
-def _gathered(tensor: Tensor, found: Flags, source: Int64) -> Tensor:  # of the shape of `found`
-    """The entries `source` of a tensor where found, else zero."""
+def _gathered(tensor: Tensor, found: Flags, source: Int64) -> Tensor:  # (len(found),)
+    """A tensor with the entries `source` of another where `found` is true, and zeros elsewhere."""
     out = torch.zeros(len(found), dtype=tensor.dtype, device=tensor.device)
     out[torch.from_numpy(found).to(tensor.device)] = tensor.detach()[torch.from_numpy(source).to(tensor.device)]
     return out

@@ -1,6 +1,6 @@
-"""The processes that train one network together, as far as rewiring is concerned: the first decides for all.
+"""The processes that train one network together and rewire alike: the first of them decides for all.
 
-What they exchange has a wire of its own: on that of DistributedDataParallel it could get between its buckets.
+They exchange positions in a process group of their own, so as not to interfere with DistributedDataParallel.
 """
 
 import torch.distributed as dist
@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 class Peers:
-    """This process among those of a group of torch.distributed (None: all there are); alone without it."""
+    """This process among those of a group of torch.distributed; None is the group of all processes."""
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         self.own: dist.ProcessGroup | None = None
@@ -19,7 +19,7 @@ class Peers:
             self.root, self.first = ranks[0], dist.get_rank() == ranks[0]
 
     def total(self, tensor: Tensor) -> Tensor | None:
-        """The sum over all processes, at the first; None at the others. The tensor may be overwritten."""
+        """The sum over all processes in the first one, None in the others. The tensor may be overwritten."""
         if self.own is None:
             return tensor
         tensor = tensor.contiguous()
@@ -27,12 +27,12 @@ class Peers:
         return tensor if self.first else None
 
     def as_the_first(self, numbers: Tensor) -> Tensor:
-        """The first process's numbers; all processes have as many."""
+        """The numbers of the first process; all processes have equally many."""
         if self.own is not None:
             dist.broadcast(numbers, self.root, group=self.own)
         return numbers
 
 
 def several(group: dist.ProcessGroup | None = None) -> bool:
-    """Whether there are other processes at the moment."""
+    """Whether there are several processes at the moment."""
     return dist.is_available() and dist.is_initialized() and dist.get_world_size(group) > 1

@@ -1,10 +1,4 @@
-"""Rewiring: while a network trains, some of its weights move to other positions (RigL and SET; paper: section 4).
-
-`rewire.step()` takes the place of the optimiser's own. Every so many iterations a part of each layer's weights, the
-smallest |S|, are dropped, and as many are grown elsewhere: where |dL/dW| is largest (RigL), or anywhere (SET). A weight
-that is dropped takes W back to alpha D there, so |S| is exactly what dropping it changes; alpha and everything else
-stay as they are. A new weight is 0.
-"""
+"""RigL, the rigged lottery: weights that are dropped grow where |dL/dW| is largest (Evci et al. 2020)."""
 
 import operator
 import weakref
@@ -18,18 +12,19 @@ import torch.distributed as dist
 from torch import nn
 
 from dctps.core.support import Int64, derive_seed
-from dctps.methods.rewiring.base import Closure, Move, Schedule
+from dctps.methods.rewiring.base import Closure, Move
 from dctps.methods.rewiring.by_magnitude import ByMagnitude
 from dctps.methods.rewiring.dense_gradient import DenseGradients, Wanted
 from dctps.methods.rewiring.growth import Largest
+from dctps.methods.rewiring.schedule import Schedule
 
 
 class RigL(ByMagnitude):
     """Grow where |dL/dW| is largest; in an iteration that rewires the optimiser takes no step (Evci et al. 2020).
 
-    The dense gradient is that of the iteration's batch, made layer by layer in its backward pass and gone at once;
-    of several processes their sum. `gradient_batches` sums those of so many iterations, and `accumulate` allows several
-    backward passes per step; then the dense gradients of all layers are held in between.
+    The dense gradient of the iteration's batch is made layer by layer in the backward pass, summed over processes, and
+    not stored. `gradient_batches` sums the gradients of that many iterations, and `accumulate` allows several backward
+    passes per step; with either, the dense gradients of all layers are stored in between.
 
     >>> import dctps
     >>> net = dctps.sparsify(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2)), 0.25)
@@ -80,7 +75,7 @@ class RigL(ByMagnitude):
         self.gradients.discard_unused()
 
     def _update(self, iteration: int, closure: Closure) -> Any:
-        """No step of the optimiser, for no parameter."""
+        """Do an iteration that rewires, in which the optimiser takes no step."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -107,7 +102,7 @@ class RigL(ByMagnitude):
         return self.found[name].outside(kept, count) if name in self.found else None
 
     def _look_ahead(self) -> None:
-        """Watch the layers while an iteration's gradient counts for an update."""
+        """Watch the layers if the gradient of the coming iteration counts for a rewiring."""
         coming = range(self.iteration + 1, self.iteration + 1 + self.gradient_batches)
         update = next((t for t in coming if self.schedule.due(t)), None)
         if update is None:

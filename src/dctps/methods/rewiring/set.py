@@ -1,10 +1,4 @@
-"""Rewiring: while a network trains, some of its weights move to other positions (RigL and SET; paper: section 4).
-
-`rewire.step()` takes the place of the optimiser's own. Every so many iterations a part of each layer's weights, the
-smallest |S|, are dropped, and as many are grown elsewhere: where |dL/dW| is largest (RigL), or anywhere (SET). A weight
-that is dropped takes W back to alpha D there, so |S| is exactly what dropping it changes; alpha and everything else
-stay as they are. A new weight is 0.
-"""
+"""SET, sparse evolutionary training: weights that are dropped grow anywhere (Mocanu et al. 2018)."""
 
 import numpy as np
 import numpy.typing as npt
@@ -13,13 +7,14 @@ import torch.distributed as dist
 from torch import nn
 
 from dctps.core.support import Int64
-from dctps.methods.rewiring.base import Schedule, positions_of
+from dctps.methods.rewiring.base import positions_of
 from dctps.methods.rewiring.by_magnitude import ByMagnitude
 from dctps.methods.rewiring.growth import anywhere
+from dctps.methods.rewiring.schedule import Schedule
 
 
 class SET(ByMagnitude):
-    """Grow anywhere outside what is kept, uniformly, after the optimiser's step (Mocanu et al. 2018).
+    """Grow at positions drawn uniformly outside those that are kept, after the optimiser's step (Mocanu et al. 2018).
 
     `decay="constant"` drops the same fraction each time, as the original does; the default follows RigL's cosine.
     """
