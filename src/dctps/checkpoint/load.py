@@ -135,7 +135,7 @@ def _rest_writers(
 
     A writer copies into a real tensor, or puts a new tensor in place of a meta one.
     """
-    filled = {id(model.get_submodule(entry.name)) for entry in contents.entries}  # by `_fill_layer`
+    filled = {id(model.get_submodule(entry.name)) for entry in contents.entries}  # layers that `_fill_layer` fills
     sources: dict[int, str] = {}  # by the id of each tensor of the model: the name of the tensor that it takes
     made: dict[int, Tensor] = {}  # by the id of each meta tensor: the tensor that replaces it
     writers: list[Writer] = []

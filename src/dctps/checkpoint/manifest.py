@@ -42,6 +42,7 @@ class Entry:
         return result
 
     def _check(self) -> None:
+        """Raise ValueError if a field has an impossible value."""
         sizes = [self.nnz, 0 if self.seed is None else self.seed, *self.shape]
         if not all(type(n) is int and 0 <= n < 2**63 for n in sizes) or type(self.name) is not str:
             raise ValueError("names must be strings; counts, seeds and sizes must be non-negative integers")

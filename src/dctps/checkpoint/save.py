@@ -57,6 +57,7 @@ def save(model: nn.Module, path: str | os.PathLike[str], *, statistics: bool = T
 
 
 def _layer_entry(name: str, layer: DpsLayer) -> LayerEntry:
+    """Return the entry of a layer in the manifest; raise CheckpointError if a file cannot describe the layer."""
     if layer.offset is not None and not isinstance(layer.offset, PatchOffset):
         kind = type(layer.offset).__name__
         raise CheckpointError(

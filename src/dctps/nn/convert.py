@@ -202,7 +202,10 @@ def _weight_shapes(layers: Mapping[str, nn.Module]) -> dict[str, tuple[int, ...]
 def _draw_supports(
     shapes: Mapping[str, tuple[int, ...]], density: float, allocation: str, seed: int, noun: str
 ) -> dict[str, Support]:
-    """Draw a random support for each layer; raise ValueError if the density leaves less than one weight (`noun`)."""
+    """Draw a random support for each layer; raise ValueError if the density keeps less than one weight in all.
+
+    noun: what the shapes count, for that error: "weights" or "channels".
+    """
     check_at_least_one(sum(map(math.prod, shapes.values())), density, noun)
     return draw_supports(shapes, density, allocation, seed)
 

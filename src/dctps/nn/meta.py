@@ -68,7 +68,7 @@ def _real_copy(
         except Exception as error:
             raise ValueError(f"cannot initialise {name!r}, which is on the meta device: {error}") from error
     unset = [key for key in meta if bool((_direct_tensors(real)[key] == _marker(_direct_tensors(real)[key])).any())]
-    real._parameters.update({key: p for key, p in module._parameters.items() if key not in meta})  # real ones stay
+    real._parameters.update({key: p for key, p in module._parameters.items() if key not in meta})  # real tensors stay
     real._buffers.update({key: b for key, b in module._buffers.items() if key not in meta})
     for key in set(meta) & module._parameters.keys():
         real._parameters[key] = made.setdefault(id(module._parameters[key]), real._parameters[key])

@@ -89,6 +89,7 @@ class PruningLoop:
         return np.flatnonzero(scored)
 
     def _error(self, found: int, step: int) -> CollapseError:
+        """Return the error of a collapse, which says what happened and what the user can do."""
         asked, size = self.counts[-1], self.network.size
         kind = "a score other than zero" if self.method.signed else "a positive score"
         # The first step scores the dense network, so a lower density helps. Later steps score a network that was
