@@ -1,6 +1,6 @@
-"""Cells are performed once, whoever else tries at the same time, and what becomes of them is in the run folder.
+"""A cell is performed once, even if several processes try at the same time, and its outcome is in the run folder.
 
-There is a result in the end, or a failure with its reason. A pruning method that collapses has found no network of the
+The outcome is a result, or a failure with its reason. A pruning method that collapses has found no network of the
 density asked for, which is a finding and not an error.
 """
 

@@ -45,7 +45,7 @@ def fit(
 
 
 def _finished_result(settings: Settings, runtime: Runtime) -> Result | None:
-    """The result of a finished run, which is also said; None if the run is not finished."""
+    """The result of a finished run, which is also printed; None if the run is not finished."""
     run = Run.at(settings, runtime.runs)
     result = run.finished()
     if result is not None:

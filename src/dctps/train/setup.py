@@ -53,8 +53,8 @@ def _named(name: str, classes: int, channels: int, options: dict[str, int]) -> n
 def _check_images(model: nn.Module, settings: Settings, dataset: data.Dataset) -> None:
     """Raise ValueError unless the network takes the images of the data set."""
     shape = " x ".join(map(str, dataset.train_images.shape[1:]))
-    said = f"{settings.model} does not take the {shape} images of {settings.data}"
-    check_input(model, dataset.train_images[:1].float(), lambda reason: f"{said}: {reason}")
+    problem = f"{settings.model} does not take the {shape} images of {settings.data}"
+    check_input(model, dataset.train_images[:1].float(), lambda reason: f"{problem}: {reason}")
 
 
 def prepare(

@@ -43,7 +43,7 @@ def no_objection(content: Content, run: Run) -> str | None:
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """One thing that can be done with settings, and how its results are read."""
+    """What is done with the settings of a run, and how its results are read."""
 
     name: str
     perform: str  # package.module:function, which leaves a result.json in the run folder; see `performer`
@@ -53,7 +53,7 @@ class Task:
     objection: Callable[[Content, Run], str | None] = no_objection  # why a result is of no use; None: it can be used
 
     def performer(self) -> Callable[[Settings, Runtime, Run, OnEpoch], None]:
-        """Import the function that performs the task; whoever reads results does not need it."""
+        """Import the function that performs the task; readers of results do not need it."""
         module, _, function = self.perform.partition(":")
         perform: Callable[[Settings, Runtime, Run, OnEpoch], None] = getattr(importlib.import_module(module), function)
         return perform

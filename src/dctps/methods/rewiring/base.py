@@ -107,7 +107,7 @@ class Rewiring:
 
     def _check(self) -> None:
         """Raise an error if the move could go wrong, before anything has moved."""
-        if several(self.group) and self.peers.own is None:
+        if several(self.group) and self.peers.group is None:
             raise RuntimeError(
                 "there are several processes now, but there was one when this rewiring was made; make it after "
                 "torch.distributed.init_process_group, so that all processes rewire alike"
@@ -117,7 +117,7 @@ class Rewiring:
 
     def _agreed(self, iteration: int) -> dict[str, Move]:
         """The moves that the first process decides, in all processes, so that rounding cannot make supports differ."""
-        if self.peers.own is None or not self.layers:
+        if self.peers.group is None or not self.layers:
             return self._decide(iteration)
         moves, problem = {}, None
         if self.peers.first:

@@ -11,25 +11,25 @@ class Peers:
     """This process among those of a group of torch.distributed; None is the group of all processes."""
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
-        self.own: dist.ProcessGroup | None = None
+        self.group: dist.ProcessGroup | None = None  # None if this is the only process
         self.first = True
         if several(group):
             ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
-            self.own = dist.new_group(ranks, use_local_synchronization=True)
+            self.group = dist.new_group(ranks, use_local_synchronization=True)
             self.root, self.first = ranks[0], dist.get_rank() == ranks[0]
 
     def total(self, tensor: Tensor) -> Tensor | None:
         """The sum over all processes in the first one, None in the others. The tensor may be overwritten."""
-        if self.own is None:
+        if self.group is None:
             return tensor
         tensor = tensor.contiguous()
-        dist.reduce(tensor, self.root, group=self.own)
+        dist.reduce(tensor, self.root, group=self.group)
         return tensor if self.first else None
 
     def as_the_first(self, numbers: Tensor) -> Tensor:
         """The numbers of the first process; all processes have equally many."""
-        if self.own is not None:
-            dist.broadcast(numbers, self.root, group=self.own)
+        if self.group is not None:
+            dist.broadcast(numbers, self.root, group=self.group)
         return numbers
 
 
