@@ -460,7 +460,7 @@ def set_norm(**fields):
         ({"manifest": lambda m: m.update(norms=3)}, "inconsistent"),
         ({"manifest": lambda m: m.pop("norms")}, "should hold 0 elements"),
         ({"manifest": lambda m: m.update(statistics=1)}, "inconsistent: statistics 1"),
-        ({"manifest": lambda m: m.update(statistics=False)}, "it holds the running statistics '1.* says that it has none"),
+        ({"manifest": lambda m: m.update(statistics=False)}, "holds the running statistics '1.* says that it has none"),
         ({"tensors": lambda t: t.pop("dctps/BatchNorm/float32")}, "should hold 20 elements"),
         ({"tensors": lambda t: t.pop("1.running_mean")}, r"missing in the file: \['1.running_mean'\]"),
     ],

@@ -15,7 +15,7 @@ from dctps.base.files import write_atomically
 from dctps.checkpoint.contents import RESERVED, VERSION, CheckpointError, digest_of
 from dctps.checkpoint.manifest import ALPHA, DTYPES, NORMS, POSITIONS, VALUES, Entry, LayerEntry, NormEntry, valid_seed
 from dctps.core.elias_fano import encode
-from dctps.core.offsets import PatchOffset
+from dctps.core.patch_offset import PatchOffset
 from dctps.nn.batchnorm import SparseBatchNorm
 from dctps.nn.dps_layer import DpsLayer
 from dctps.nn.prunable import state_keys

@@ -24,10 +24,19 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from dctps.base.registry import lookup
+from dctps.core.published_allocation import (
+    Rule,
+    Shape,
+    dropped_rounded_down,
+    epf_densities,
+    epl_densities,
+    erk_densities,
+    erk_google,
+    published_rule,
+    rounded_down,
+    uniform_densities,
+)
 from dctps.core.support import Int64, Support, derive_seed, sample
-
-Shape = Sequence[int]
-Rule = Callable[[Sequence[Shape], float, int], list[int]]  # shapes, density, seed -> a count per layer
 
 
 def allocate(shapes: Sequence[Shape], density: float, rule: str = "epl", seed: int = 0) -> list[int]:
@@ -179,73 +188,6 @@ def _epf_strict(shapes: Sequence[Shape], density: float, seed: int) -> list[int]
     return [int(counts.sum()) for counts in strict_filter_counts(shapes, density, seed)]
 
 
-# --- the published code ----------------------------------------------------------------------------------------------
-
-
-def _floor(density: float, size: int) -> int:
-    """Round the number of kept weights down, as the published code does outside of RigL."""
-    return int(density * size)
-
-
-def _ceil(density: float, size: int) -> int:
-    """Round the number of dropped weights down, as RigL does."""
-    return size - math.floor((1 - density) * size)
-
-
-def _published(densities: Callable[[Sequence[Shape], float], list[float]], round_: Callable[[float, int], int]) -> Rule:
-    """Return the rule that rounds the density of each layer to a count, layer by layer."""
-
-    def rule(shapes: Sequence[Shape], density: float, seed: int) -> list[int]:
-        pairs = zip(densities(shapes, density), shapes, strict=True)
-        return [round_(layer_density, math.prod(shape)) for layer_density, shape in pairs]
-
-    return rule
-
-
-def _uniform_densities(shapes: Sequence[Shape], density: float) -> list[float]:
-    return [density] * len(shapes)
-
-
-def _epl_densities(shapes: Sequence[Shape], density: float) -> list[float]:
-    """Return equal shares as densities: the last layer takes what small layers cannot, and what it cannot is lost."""
-    sizes = [math.prod(shape) for shape in shapes]
-    target = density * sum(sizes)
-    shares = [min(float(size), target / len(sizes)) for size in sizes]
-    shares[-1] += target - sum(shares)
-    return [min(share / size, 1.0) for share, size in zip(shares, sizes, strict=True)]
-
-
-def _epf_densities(shapes: Sequence[Shape], density: float) -> list[float]:
-    per_filter = density * sum(map(math.prod, shapes)) / sum(shape[0] for shape in shapes)
-    return [min(1.0, per_filter * shape[0] / math.prod(shape)) for shape in shapes]
-
-
-def _erk_densities(shapes: Sequence[Shape], density: float) -> list[float]:
-    """Return the densities of ERK, capped at 1 without another normalisation: the excess of full layers is lost."""
-    epsilon = density * sum(map(math.prod, shapes)) / sum(map(sum, shapes))
-    return [min(1.0, epsilon * sum(shape) / math.prod(shape)) for shape in shapes]
-
-
-def _erk_google(shapes: Sequence[Shape], density: float, seed: int) -> list[int]:
-    """Return the counts of the RigL authors' ERK.
-
-    As long as some layer would get more weights than it has, the layers with the highest raw density become dense. The
-    others are rounded up, layer by layer.
-    """
-    sizes = [math.prod(shape) for shape in shapes]
-    raw = [sum(shape) / size for shape, size in zip(shapes, sizes, strict=True)]
-    total, dense = sum(_ceil(density, size) for size in sizes), set[int]()
-    while True:
-        rest = [i for i in range(len(sizes)) if i not in dense]
-        if not rest:
-            return sizes
-        epsilon = (total - sum(sizes[i] for i in dense)) / sum(raw[i] * sizes[i] for i in rest)
-        highest = max(raw[i] for i in rest)
-        if epsilon * highest <= 1:
-            return [n if i in dense else _ceil(epsilon * raw[i], n) for i, n in enumerate(sizes)]
-        dense |= {i for i in rest if raw[i] == highest}
-
-
 ALLOCATIONS: dict[str, Rule] = {
     "uniform": _exact(math.prod),
     "epl": _exact(lambda shape: 1),
@@ -254,11 +196,11 @@ ALLOCATIONS: dict[str, Rule] = {
     "er": _exact(_units),
     "sqrt": _exact(_root),
     "epf_strict": _epf_strict,
-    "uniform_paper": _published(_uniform_densities, _floor),
-    "epl_paper": _published(_epl_densities, _floor),
-    "epf_paper": _published(_epf_densities, _floor),
-    "erk_paper": _published(_erk_densities, _floor),
-    "epl_paper_rigl": _published(_epl_densities, _ceil),
-    "erk_paper_rigl": _published(_erk_densities, _ceil),
-    "erk_google": _erk_google,
+    "uniform_paper": published_rule(uniform_densities, rounded_down),
+    "epl_paper": published_rule(epl_densities, rounded_down),
+    "epf_paper": published_rule(epf_densities, rounded_down),
+    "erk_paper": published_rule(erk_densities, rounded_down),
+    "epl_paper_rigl": published_rule(epl_densities, dropped_rounded_down),
+    "erk_paper_rigl": published_rule(erk_densities, dropped_rounded_down),
+    "erk_google": erk_google,
 }

@@ -21,7 +21,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from dctps.core.offsets import BLOCK, Offset, PatchOffset
+from dctps.core.offsets import Offset
+from dctps.core.patch_offset import BLOCK, PatchOffset
 
 Rule = Callable[[Offset, float | None], float]  # (offset of a layer, norm that the network states for it) -> alpha
 

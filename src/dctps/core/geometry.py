@@ -64,7 +64,9 @@ class Geometry:
     @staticmethod
     def unpack(numbers: Sequence[int]) -> "Geometry":
         """Return the geometry of which `pack` made these integers; equal integers give the same object."""
-        return _unpacked(tuple(numbers))
+        key = tuple(numbers)
+        known = all(type(number) is int for number in key)  # torch.compile may pass symbols, which cannot be hashed
+        return _unpacked(key) if known else _unpacked.__wrapped__(key)
 
     def output_size(self, spatial: Sequence[int]) -> tuple[int, ...]:
         """Return the spatial size of the output for an input of spatial size `spatial`."""

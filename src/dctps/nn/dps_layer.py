@@ -131,7 +131,7 @@ class DpsLayer(nn.Module):
         if support.shape != self.geometry.weight_shape or values.shape != support.positions.shape:
             found = f"a support of shape {support.shape} with {support.nnz} positions, and values {tuple(values.shape)}"
             raise ValueError(
-                f"expected a support of {self.geometry.weight_shape} and one value a position, not {found}"
+                f"expected a support of shape {self.geometry.weight_shape} and a value for each of its positions, not {found}"
             )
         self.values.grad, self.seed = None, support.seed
         if values.shape == self.values.shape:

@@ -30,7 +30,8 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from dctps.base.files import write_atomically
 from dctps.base.machine import cpu
 from dctps.core.geometry import Geometry
-from dctps.core.offsets import Offset, PatchOffset
+from dctps.core.offsets import Offset
+from dctps.core.patch_offset import PatchOffset
 from dctps.ops import functional, native
 from dctps.ops.weight import offset_by_name, torch_func_is_active
 

@@ -20,7 +20,8 @@ from torch import Tensor
 from dctps.base.cache import Cache
 from dctps.core.complexity import transform_operations
 from dctps.core.geometry import Geometry, convolve, convolve_adjoint
-from dctps.core.offsets import Offset, PatchOffset
+from dctps.core.offsets import Offset
+from dctps.core.patch_offset import PatchOffset
 from dctps.ops.route import count_dense, count_outputs, count_pixels
 from dctps.ops.separable import (
     channels_innermost,

@@ -20,7 +20,8 @@ import functools
 import math
 
 from dctps.core.geometry import Geometry
-from dctps.core.offsets import Offset, PatchOffset
+from dctps.core.offsets import Offset
+from dctps.core.patch_offset import PatchOffset
 from dctps.core.transforms import Walsh, Waves
 from dctps.ops.native import routes as native
 from dctps.ops.native.stages import channel_period

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from dctps.base.cache import Cache
 from dctps.core.geometry import Geometry
-from dctps.core.offsets import PatchOffset
+from dctps.core.patch_offset import PatchOffset
 
 _factors = Cache(limit=1 << 29)  # factors, up to this many bytes, shared by layers of one shape
 

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from dctps.core.offsets import Offset, PatchOffset, TransformOffset
+from dctps.core.offsets import Offset, TransformOffset
+from dctps.core.patch_offset import PatchOffset
 from dctps.ops.offset_torch import stored_weight
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dctps.base.cache import Cache
 from dctps.core.geometry import Geometry
-from dctps.core.offsets import PatchOffset
+from dctps.core.patch_offset import PatchOffset
 from dctps.ops import sparse
 from dctps.ops.native import kernels
 from dctps.ops.native.stages import Compiled, compiled_offset

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from dctps.base.cache import Cache
 from dctps.core.geometry import Geometry
-from dctps.core.offsets import PatchOffset
+from dctps.core.patch_offset import PatchOffset
 from dctps.core.transforms import Spectrum, Walsh, Waves
 from dctps.ops.native import kernels
 from dctps.ops.separable import thin_factors
