@@ -129,10 +129,9 @@ class DpsLayer(nn.Module):
         Its gradient is removed, because it belongs to the former positions.
         """
         if support.shape != self.geometry.weight_shape or values.shape != support.positions.shape:
+            wanted = f"a support of shape {self.geometry.weight_shape} and a value for each of its positions"
             found = f"a support of shape {support.shape} with {support.nnz} positions, and values {tuple(values.shape)}"
-            raise ValueError(
-                f"expected a support of shape {self.geometry.weight_shape} and a value for each of its positions, not {found}"
-            )
+            raise ValueError(f"expected {wanted}, not {found}")
         self.values.grad, self.seed = None, support.seed
         if values.shape == self.values.shape:
             self.positions.copy_(support.positions)
