@@ -531,7 +531,7 @@ def test_recalibrate_leaves_everything_as_it_was_on_error():
 # --- several processes ------------------------------------------------------------------------------------------------
 
 PARALLEL = """
-    import sys, torch, dctps
+    import gc, os, sys, torch, dctps
     import torch.distributed as dist
     from torch import nn
     from dctps.train.processes import Processes
@@ -552,7 +552,10 @@ PARALLEL = """
     dist.all_gather(both, torch.cat([norm.scale, norm.shift]).detach())
     assert torch.equal(*both) and not torch.equal(both[0][: norm.nnz], torch.ones(norm.nnz))
     dist.barrier()  # a process that leaves while the other still talks to it may abort that one
+    del network, optimiser
+    gc.collect()  # torch's threads of the group end with the last object that uses it, not at the interpreter's exit
     dist.destroy_process_group()
+    os._exit(0)
 """
 
 
