@@ -21,14 +21,19 @@ def call(name: str, result: str, **offered: Any) -> Any:
 
     result: what the function should return, in words, for the error.
     """
-    module, _, function = name.partition(":")
     try:
         with _current_folder():
-            found = getattr(importlib.import_module(module), function)
+            found = find_function(name)
             return found(**{key: value for key, value in offered.items() if _takes(found, key)})
     except (ImportError, AttributeError, TypeError, ValueError) as error:
         hint = f"say package.module:function, where function() returns {result}"
         raise ValueError(f"cannot build {name!r} ({error}); {hint}") from error
+
+
+def find_function(name: str) -> Any:
+    """Import the function that package.module:function names."""
+    module, _, function = name.partition(":")
+    return getattr(importlib.import_module(module), function)
 
 
 def _takes(function: Any, name: str) -> bool:

@@ -1,8 +1,9 @@
 """The command `dctps`: one file per subcommand, which is imported when it runs."""
 
 import dataclasses
-import importlib
 import sys
+
+from dctps.base.user_code import find_function
 
 DESCRIPTION = "Dense for the price of sparse: layers W = alpha D + S with a fast transform D that is never stored."
 
@@ -17,8 +18,7 @@ class Command:
 
     def run(self, name: str, arguments: list[str]) -> None:
         """Import the function and call it."""
-        module, _, function = self.function.partition(":")
-        call = getattr(importlib.import_module(f"{__name__}.{module}"), function)
+        call = find_function(f"{__name__}.{self.function}")
         if not self.has_flags:
             call(arguments)
             return

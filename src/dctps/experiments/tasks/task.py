@@ -1,11 +1,11 @@
 """What a task is: how it is performed, what its result holds, and which rows of a table follow from the result."""
 
 import dataclasses
-import importlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from dctps.base.provenance import provenance
+from dctps.base.user_code import find_function
 from dctps.train.runs import Run
 from dctps.train.settings import Runtime, Settings, to_json
 
@@ -54,8 +54,7 @@ class Task:
 
     def performer(self) -> Callable[[Settings, Runtime, Run, OnEpoch], None]:
         """Import the function that performs the task; readers of results do not need it."""
-        module, _, function = self.perform.partition(":")
-        perform: Callable[[Settings, Runtime, Run, OnEpoch], None] = getattr(importlib.import_module(module), function)
+        perform: Callable[[Settings, Runtime, Run, OnEpoch], None] = find_function(self.perform)
         return perform
 
     @property
