@@ -13,6 +13,7 @@ from torch import nn
 import dctps
 from dctps import ALLOCATIONS, OFFSETS, DpsConv2d, DpsLinear, Support
 from dctps.nn.prunable import prunable
+from helpers.checkpoints import with_positions
 from helpers.networks import assert_unchanged, cnn, snapshot
 from helpers.offsets import Ones
 from helpers.tolerances import assert_close
@@ -35,7 +36,7 @@ def test_sparsify_then_densify_keeps_outputs(allocation, offset):
 def test_counts_are_exact_and_positions_follow_the_seed():
     report = dctps.report(dctps.sparsify(cnn(), 0.05))
     assert report.nnz == max(1, int(0.05 * report.size + 0.5)) == sum(row.nnz for row in report.layers)
-    a, b, c = (dctps.sparsify(cnn(), 0.05, seed=seed).state_dict()["0.positions"] for seed in (1, 1, 2))
+    a, b, c = (dctps.sparsify(cnn(), 0.05, seed=seed)[0].positions for seed in (1, 1, 2))
     assert torch.equal(a, b)
     assert not torch.equal(a, c)
 
@@ -393,8 +394,20 @@ def test_a_network_without_layers_says_what_it_has():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda state: {**state, "0.positions": state["0.positions"] + 16 * 27}, "0: position .* is out of range"),
-        (lambda state: {**state, "0.positions": state["0.positions"] * 0}, "0: position 0 is repeated"),
+        (lambda state: with_positions(state, lambda p: p + 16 * 27), "0: position .* is out of range"),
+        (lambda state: with_positions(state, lambda p: p * 0), "0: position 0 is repeated"),
+        (lambda state: with_positions(state, lambda p: p[1:]), "0: the state holds 178 positions, this layer 179"),
+        (
+            lambda state: {k: v for k, v in state.items() if k != "0._extra_state"},
+            "0: .* values without their positions",
+        ),
+        (lambda state: {**state, "0._extra_state": state["0._extra_state"][:-1]}, "0: its identity is damaged"),
+        (lambda state: {**state, "0._extra_state": state["0._extra_state"] // 2}, "0: its identity is damaged"),
+        (lambda state: {**state, "0._extra_state": torch.zeros(3)}, "0: its identity is a tensor of shape .3,."),
+        (
+            lambda state: {**state, "0._extra_state": -state["0._extra_state"].float()},
+            "0: .* numbers that are no bytes",
+        ),
         (lambda state: {**state, "0.values": state["0.values"][1:]}, "0: the state holds .* values, this layer"),
         (lambda state: {**state, "0.weight": torch.zeros(16, 3, 3, 3)}, "0: the state holds a dense weight"),
         (lambda state: dctps.sparsify(cnn(), 0.1, offset="srht").state_dict(), "belongs to a layer with"),

@@ -137,7 +137,8 @@ def test_state_dict_round_trip(backend):
             parameter.zero_()
     other.load_state_dict(torch.load(file))  # weights_only: the default
     assert torch.equal(other(x), net(x))
-    assert not any(tensor.numel() > 16 * 9 * 10 for tensor in net.state_dict().values())  # D is nowhere
+    sizes = {key: tensor.numel() for key, tensor in net.state_dict().items() if not key.endswith("_extra_state")}
+    assert max(sizes.values()) <= 16 * 9 * 10  # D is nowhere
 
 
 @every_backend
@@ -229,7 +230,7 @@ def test_plans_follow_the_positions_and_die_with_them():
     assert layer.positions in sparse._derived
     first = sparse.taps_of(layer.positions, layer.geometry)
     assert sparse.taps_of(layer.positions, layer.geometry)[0] is first[0]
-    layer.positions.copy_(Support.sample((50, 60), layer.nnz, seed=9).positions)
+    layer.move(Support.sample((50, 60), layer.nnz, seed=9), layer.values.detach().clone())
     assert_close(layer(x), x @ layer.dense_weight().T + layer.bias)
     positions = weakref.ref(layer.positions)
     del layer, first

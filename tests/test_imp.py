@@ -367,7 +367,7 @@ def thaw(network):
 
 def move(network):
     if isinstance(network[0], DpsLayer):
-        network[0].positions.copy_(Support.sample((4, 3, 3, 3), network[0].nnz, seed=9).positions)
+        network[0].move(Support.sample((4, 3, 3, 3), network[0].nnz, seed=9), network[0].values)
 
 
 @pytest.mark.parametrize(

@@ -291,13 +291,13 @@ def test_alpha_is_a_parameter_a_buffer_or_absent():
         DpsLinear(4, 4, nnz=2, **options) for options in ({}, {"train_alpha": False, "alpha": -0.25}, {"offset": None})
     )
     assert isinstance(trained.alpha, nn.Parameter)
-    assert trained.alpha.shape == ()
+    assert trained.alpha.shape == (1,)
     assert fixed.alpha.item() == -0.25
     assert none.alpha is None
     assert [sorted(layer.state_dict()) for layer in (trained, fixed, none)] == [
-        ["alpha", "bias", "positions", "values"],
-        ["alpha", "bias", "positions", "values"],
-        ["bias", "positions", "values"],
+        ["_extra_state", "alpha", "bias", "values"],
+        ["_extra_state", "alpha", "bias", "values"],
+        ["_extra_state", "bias", "values"],
     ]
 
 

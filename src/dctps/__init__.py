@@ -8,6 +8,7 @@ from dctps.core.allocation import ALLOCATIONS, allocate
 from dctps.core.alphas import ALPHAS
 from dctps.core.offsets import OFFSETS, Offset, TransformOffset
 from dctps.core.support import Support
+from dctps.methods.density import set_density
 from dctps.methods.lottery import imp
 from dctps.methods.pruning import METHODS
 from dctps.methods.pruning.collapse import CollapseError
@@ -19,6 +20,7 @@ from dctps.methods.subspace.projections import PROJECTIONS
 from dctps.methods.subspace.subspace import Subspace, project
 from dctps.nn.convert import densify, sparsify, sparsify_norms
 from dctps.nn.costs import count_ops
+from dctps.nn.decay import param_groups
 from dctps.nn.layers import DpsConv1d, DpsConv2d, DpsConv3d, DpsLinear
 from dctps.nn.report import report
 from dctps.nn.running_statistics import recalibrate
@@ -49,11 +51,13 @@ __all__ = [
     "imp",
     "load",
     "models",
+    "param_groups",
     "project",
     "prune",
     "recalibrate",
     "report",
     "save",
+    "set_density",
     "sparsify",
     "sparsify_norms",
     "train",

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from dctps.checkpoint.contents import digest_of
+from dctps.nn import identity
 
 
 def trained(model: nn.Module) -> nn.Module:
@@ -15,6 +16,16 @@ def trained(model: nn.Module) -> nn.Module:
             if tensor.is_floating_point():
                 tensor.copy_(torch.randn(tensor.shape, dtype=torch.float64))
     return model
+
+
+def with_positions(state, change, layer="0"):
+    """Return a state of version 0.1.0, which held positions as tensors, with those of one layer changed."""
+    old = {key: tensor for key, tensor in state.items() if not key.endswith("_extra_state")}
+    for key in state.keys() - old.keys():
+        support, _ = identity.decode(state[key])
+        old[key.replace("_extra_state", "positions")] = support.positions
+    old[f"{layer}.positions"] = change(old[f"{layer}.positions"])
+    return old
 
 
 def assert_equal_states(model, other):

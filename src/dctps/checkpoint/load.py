@@ -14,6 +14,7 @@ from dctps.checkpoint.manifest import LayerEntry, NormEntry
 from dctps.checkpoint.matching import check_distinct, check_rest, check_tied, find_layer, find_norm, with_statistics
 from dctps.nn.batchnorm import SparseBatchNorm
 from dctps.nn.dps_layer import DpsLayer
+from dctps.nn.foreign import check_network, mark_config
 from dctps.nn.replace import make_sparse_layer, make_sparse_norm, replace_layers
 from dctps.nn.wrappers import unwrapped
 from dctps.ops.functional import AUTO, check_backend
@@ -35,6 +36,9 @@ def load(
     CheckpointError says what, and the model is as it was. A file without running statistics resets those of the model
     and warns.
     """
+    if isinstance(path, nn.Module):
+        raise TypeError("load(path, model) takes the path of a file first, then the network; the arguments are swapped")
+    check_network(model, "load(path, model)")
     check_backend(backend)
     contents, outer, model = read(path), model, unwrapped(model)
     target = torch.device(device or "cpu")
@@ -56,6 +60,7 @@ def load(
         for write in writers:
             write()
     result = replace_layers(model, new)
+    mark_config(result)
     if not contents.statistics:
         advice = "call dctps.recalibrate(model, batches) before evaluating it"
         warnings.warn(f"{path} holds no running statistics of BatchNorm layers; {advice}", stacklevel=2)
@@ -87,9 +92,7 @@ def _new_layers(
 def _fill_layer(layer: nn.Module, entry: LayerEntry, contents: Contents) -> None:
     """Write the values, positions, alpha and bias of the file into a sparse layer."""
     assert isinstance(layer, DpsLayer)
-    layer.values.copy_(contents.values[entry.name])
-    layer.positions.copy_(contents.supports[entry.name].positions)
-    layer.seed = entry.seed
+    layer.move(contents.supports[entry.name], contents.values[entry.name])
     if layer.alpha is not None:
         layer.alpha.copy_(contents.alphas[entry.name])
     bias = contents.rest.get(f"{entry.name}.bias" if entry.name else "bias")
@@ -103,8 +106,7 @@ def _fill_norm(norm: nn.Module, entry: NormEntry, contents: Contents) -> None:
     scale, shift = contents.values[entry.name].view(2, -1)
     norm.scale.copy_(scale)
     norm.shift.copy_(shift)
-    norm.positions.copy_(contents.supports[entry.name].positions)
-    norm.seed = entry.seed
+    norm._hold(contents.supports[entry.name])
 
 
 # --- the rest of the state ------------------------------------------------------------------------------------------

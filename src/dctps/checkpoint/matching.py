@@ -13,6 +13,7 @@ from dctps.nn.batchnorm import NORMS, SparseBatchNorm
 from dctps.nn.dps_layer import DpsLayer
 from dctps.nn.prunable import LAYERS, state_keys
 from dctps.nn.running_statistics import STATISTICS, tracked_norms
+from dctps.nn.supported import EXTRA
 
 
 def with_statistics(contents: Contents, model: nn.Module) -> Contents:
@@ -94,8 +95,8 @@ def check_rest(model: nn.Module, contents: Contents) -> None:
     sparse = {name for name, layer in model.named_modules() if isinstance(layer, DpsLayer | SparseBatchNorm)}
     if sparse - layers - norms:
         raise ValueError(f"its layer {min(sparse - layers - norms)!r} is sparse, in the file it is not")
-    packed = state_keys(model, map(model.get_submodule, layers), ("weight", "values", "positions", "alpha"))
-    packed |= state_keys(model, map(model.get_submodule, norms), ("weight", "bias", "scale", "shift", "positions"))
+    packed = state_keys(model, map(model.get_submodule, layers), ("weight", "values", "alpha", EXTRA))
+    packed |= state_keys(model, map(model.get_submodule, norms), ("weight", "bias", "scale", "shift", EXTRA))
     state = {key: value for key, value in model.state_dict().items() if key not in packed}
     if state.keys() != contents.rest.keys():
         missing, extra = sorted(state.keys() - contents.rest.keys()), sorted(contents.rest.keys() - state.keys())

@@ -18,8 +18,10 @@ from dctps.core.elias_fano import encode
 from dctps.core.patch_offset import PatchOffset
 from dctps.nn.batchnorm import SparseBatchNorm
 from dctps.nn.dps_layer import DpsLayer
+from dctps.nn.foreign import check_network
 from dctps.nn.prunable import state_keys
 from dctps.nn.running_statistics import STATISTICS, tracked_norms
+from dctps.nn.supported import EXTRA
 from dctps.nn.wrappers import unwrapped
 
 
@@ -33,6 +35,7 @@ def save(model: nn.Module, path: str | os.PathLike[str], *, statistics: bool = T
     statistics: whether to save the running statistics of BatchNorm layers, two numbers a channel. Without them the
         loaded network must see some data, by `recalibrate`, before it can be evaluated.
     """
+    check_network(model, "save(model, path)", path)
     model = unwrapped(model)
     layers = {name: m for name, m in model.named_modules() if isinstance(m, DpsLayer | SparseBatchNorm)}
     if not layers:
@@ -106,7 +109,7 @@ def _rest(
     model: nn.Module, layers: Mapping[str, nn.Module], left_out: set[str]
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Return the state outside the packed tensors, and the first name of each tensor that has a second name."""
-    skipped = left_out | state_keys(model, layers.values(), ("values", "positions", "alpha", "scale", "shift"))
+    skipped = left_out | state_keys(model, layers.values(), ("values", "alpha", "scale", "shift", EXTRA))
     rest, tied, seen = {}, dict[str, str](), dict[Any, str]()
     for name, tensor in model.state_dict().items():
         if name in skipped:

@@ -15,10 +15,12 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from dctps.core.support import Support
+from dctps.nn.built_weight import refuse_changes
 from dctps.nn.running_statistics import STATISTICS
+from dctps.nn.supported import SupportedLayer
 
 
-class SparseBatchNorm(_BatchNorm):
+class SparseBatchNorm(SupportedLayer, _BatchNorm):
     """A BatchNorm layer with scale = 1 and shift = 0 outside its support; everything else is as in torch.
 
     It is a subclass of torch's layer, so that code which looks for BatchNorm (to freeze it, to average weights) finds
@@ -27,7 +29,6 @@ class SparseBatchNorm(_BatchNorm):
 
     scale: nn.Parameter  # (nnz,)
     shift: nn.Parameter  # (nnz,)
-    positions: Tensor  # (nnz,)
 
     def __init__(
         self,
@@ -45,8 +46,7 @@ class SparseBatchNorm(_BatchNorm):
         super().__init__(num_features, eps, momentum, False, track_running_stats, device, dtype)
         del self._parameters["weight"], self._parameters["bias"]  # here they are properties
         self.affine = True
-        self.seed = support.seed  # a file holds the seed in place of the positions as long as it gives these positions
-        self.register_buffer("positions", support.positions.to(device or torch.get_default_device()).clone())
+        self._hold(support, device)
         self.scale = nn.Parameter(torch.ones(support.nnz, device=device, dtype=dtype))
         self.shift = nn.Parameter(torch.zeros(support.nnz, device=device, dtype=dtype))
 
@@ -54,6 +54,7 @@ class SparseBatchNorm(_BatchNorm):
         """Set every scale to 1, every shift to 0, and the running statistics to where torch starts them."""
         self.reset_running_stats()
         if "scale" in self._parameters:  # the constructor of torch's layer calls this before there is a scale
+            self._sign()
             nn.init.ones_(self.scale)
             nn.init.zeros_(self.shift)
 
@@ -69,13 +70,22 @@ class SparseBatchNorm(_BatchNorm):
 
     @property
     def weight(self) -> Tensor:  # type: ignore[override]  # (num_features,)
-        """The scale of every channel, which torch's forward pass reads; built anew at each access."""
-        return self._for_all_channels(self.scale, 1.0)
+        """The scale of every channel, built anew at each access; it refuses changes in place."""
+        return refuse_changes(self._for_all_channels(self.scale, 1.0), _ADVICE["weight"])
 
     @property
     def bias(self) -> Tensor:  # type: ignore[override]  # (num_features,)
-        """The shift of every channel, which torch's forward pass reads; built anew at each access."""
-        return self._for_all_channels(self.shift, 0.0)
+        """The shift of every channel, built anew at each access; it refuses changes in place."""
+        return refuse_changes(self._for_all_channels(self.shift, 0.0), _ADVICE["bias"])
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _ADVICE and "_positions" in self.__dict__:  # the constructor of torch's layer sets both
+            raise AttributeError(f"{name} of a {type(self).__name__} cannot be set: {_ADVICE[name]}")
+        super().__setattr__(name, value)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self._check_positions()
+        return super().forward(x)
 
     def _for_all_channels(self, values: Tensor, default: float) -> Tensor:
         full = torch.full((self.num_features,), default, device=values.device, dtype=values.dtype)
@@ -85,28 +95,20 @@ class SparseBatchNorm(_BatchNorm):
         arguments = f"eps={self.eps}, momentum={self.momentum}, track_running_stats={self.track_running_stats}"
         return f"{self.num_features}, {arguments}, nnz={self.nnz}, density={self.nnz / self.num_features:.3g}"
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
-        problem = self._why_not_load(state_dict, prefix)
-        if problem:
-            arguments[-1].append(f"{prefix[:-1] or 'layer'}: {problem}")
-            return
-        super()._load_from_state_dict(state_dict, prefix, *arguments)
+    def _weight_shape(self) -> tuple[int, ...]:
+        return (self.num_features,)
 
-    def _why_not_load(self, state_dict: dict[str, Any], prefix: str) -> str | None:
-        """Return why a state cannot be loaded into this layer, or None if it can."""
-        positions = state_dict.get(prefix + "positions")
-        if prefix + "weight" in state_dict:
+    def _why_not_values(self, state: dict[str, Any], prefix: str) -> str | None:
+        if prefix + "weight" in state:
             return "the state holds a scale for every channel; load it into the network before sparsify_norms"
-        if positions is None:
-            return None
-        if positions.shape != self.positions.shape:
-            found = f"the state holds {positions.numel()} positions, this layer {self.nnz}"
-            return f"{found}; call sparsify_norms with the same density"
-        try:
-            Support((self.num_features,), positions)
-        except ValueError as error:
-            return str(error)
         return None
+
+
+_ADVICE = {  # attributes that a layer does not let others set, and what to do instead
+    "weight": "it is 1 outside the support; change norm.scale, the scales at the support",
+    "bias": "it is 0 outside the support; change norm.shift, the shifts at the support",
+    "positions": "densify the network and call sparsify_norms again",
+}
 
 
 class SparseBatchNorm1d(SparseBatchNorm, nn.BatchNorm1d):
@@ -169,8 +171,8 @@ def plain_norm(norm: SparseBatchNorm) -> _BatchNorm:
     new: _BatchNorm = nn.utils.skip_init(
         kind, norm.num_features, norm.eps, norm.momentum, True, norm.track_running_stats, device="meta"
     )
-    for key, values in (("weight", norm.scale), ("bias", norm.shift)):
-        full = getattr(norm, key).detach()
+    for key, values, default in (("weight", norm.scale, 1.0), ("bias", norm.shift, 0.0)):
+        full = norm._for_all_channels(values, default).detach()
         new._parameters[key] = nn.Parameter(full, requires_grad=values.requires_grad)
     new._buffers.update({key: norm._buffers[key] for key in STATISTICS})
     return new

@@ -6,6 +6,7 @@ was.
 
 import fnmatch
 import math
+import numbers
 from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
@@ -19,6 +20,7 @@ from dctps.core.support import Support, derive_seed
 from dctps.nn.alphas import AlphaLike, choose_alphas
 from dctps.nn.batchnorm import SparseBatchNorm, prunable_norms
 from dctps.nn.dps_layer import DpsLayer
+from dctps.nn.foreign import check_adapters, check_network, mark_config, warn_of_loss
 from dctps.nn.meta import materialise, take_tensors
 from dctps.nn.prunable import left_dense, prunable
 from dctps.nn.replace import (
@@ -48,23 +50,33 @@ def sparsify(
     seed: int = 0,
     exclude: Exclude = (),
     backend: str = AUTO,
+    adapters: bool = False,
     device: torch.device | str | None = None,
 ) -> nn.Module:
     """Replace the linear layers and convolutions of `model`, in place, by W = alpha D + S, and return the model.
 
-    With an offset S starts at zero; with `offset=None` the layers keep their values at the support. If the model is a
-    single layer, it stays as it is and the new layer is returned. A model built under `torch.device("meta")` gets its
-    tensors on `device` (by default the CPU), and no dense weight is ever made.
+    With an offset S starts at zero and the former weights are lost; with `offset=None` the layers keep their values at
+    the support. If the model is a single layer, it stays as it is and the new layer is returned. A model built under
+    `torch.device("meta")` gets real tensors, and no dense weight is ever made.
 
     density: the fraction of all converted weights that trains.
     supports: the positions of the weights that train, by layer name, in place of a density; other layers stay dense.
     allocation: the rule that shares the weights out among the layers, one of `ALLOCATIONS`.
     alpha: the initial scale of D: a number, the name of a rule in `ALPHAS`, numbers by layer name or pattern, or a
         function. A number is a factor on 1, or on the scale that the network states, as Fixup does (`nn/alphas.py`).
+    seed: the seed of the supports. They follow from it alone: the default 0 gives the same supports in every call,
+        whatever `torch.manual_seed` says.
     exclude: names (patterns such as "encoder.*") or types of layers that stay dense.
+    adapters: whether to convert the layers of peft's adapters, too. By default they are an error, because an adapter
+        must start at zero.
+    device: the device to which the whole network moves; by default it stays where it is, and meta tensors become real
+        ones on the CPU.
     """
     _check_request(model, density, supports)
+    _check_device(device)
     layers = targets(model, exclude)
+    if not adapters:
+        check_adapters(model, layers)
     shapes = _weight_shapes(layers)
     if supports is None:
         assert density is not None
@@ -72,6 +84,7 @@ def sparsify(
     else:
         _check_supports(supports, shapes)
     offsets = {name: _bind_offset(name, offset, shapes[name]) for name in supports}
+    replaced = {name: layers[name] for name, bound in offsets.items() if bound is not None}
     alphas = choose_alphas(alpha, model, {name: bound for name, bound in offsets.items() if bound is not None})
     target = torch.device(device or "cpu")
     new = {}
@@ -79,8 +92,13 @@ def sparsify(
         options: dict[str, object] = {"offset": offsets[name], "alpha": alphas.get(name, 1.0)}
         options |= {"train_alpha": train_alpha, "backend": backend, "seed": derive_seed(seed, name)}
         new[id(layers[name])] = make_sparse_layer(name, layers[name], support, options, target)
-    take_tensors(model, materialise(model, set(new), target, seed))
+    copies = materialise(model, set(new), target, seed)
+    warn_of_loss(model, replaced, stacklevel=2)
+    take_tensors(model, copies)
     result = replace_layers(model, new)
+    mark_config(result)
+    if device is not None:
+        result.to(target)
     if density is not None:
         total = sum(map(math.prod, shapes.values()))
         attach_request(result, Request(density, budget(total, density), allocation))
@@ -117,6 +135,7 @@ def densify(model: nn.Module) -> nn.Module:
         raise ValueError("there is no sparse layer in this network to densify")
     result = replace_layers(model, new)
     attach_request(result, None)
+    mark_config(result, sparse=False)
     return result
 
 
@@ -177,7 +196,10 @@ def _excluded_by(rule: str | type[nn.Module], model: nn.Module, layers: Mapping[
 
 
 def _check_request(model: nn.Module, density: float | None, supports: Mapping[str, Support] | None) -> None:
-    """Raise ValueError unless the model is plain and exactly one of density and supports is given."""
+    """Raise an error unless the model is plain and exactly one of density and supports is given."""
+    check_network(model, "sparsify(model, density)", density)
+    if isinstance(density, bool | str) or (density is not None and not isinstance(density, numbers.Real)):
+        raise TypeError(f"density is a number such as 0.01, not {density!r}")
     if (density is None) == (supports is None):
         raise ValueError("give exactly one of density= and supports=, to say which weights train")
     if density is not None:
@@ -188,6 +210,12 @@ def _check_request(model: nn.Module, density: float | None, supports: Mapping[st
             f"this network is sparse already ({len(sparse)} layers, the first is {sparse[0]!r}); "
             "densify it first, or convert its parts one by one"
         )
+
+
+def _check_device(device: torch.device | str | None) -> None:
+    """Raise ValueError if a network cannot be on this device."""
+    if device is not None and torch.device(device).type == "meta":
+        raise ValueError("device='meta' holds no numbers; a network may come from there, but a sparse one is real")
 
 
 def _weight_shapes(layers: Mapping[str, nn.Module]) -> dict[str, tuple[int, ...]]:

@@ -1,7 +1,8 @@
 """The base class of the layers W = alpha D + S: parameters, support, offset and state (paper: section 3).
 
-`values` is a Parameter whose object never changes, `positions` a buffer; both are in `state_dict`, with `alpha` and
-`bias`. D is stored nowhere: it follows from the name of the offset and the shape of the weight.
+`values` is a Parameter whose object never changes. The positions of the values are not among the buffers
+(`supported.py` says why). Both are in `state_dict`, with `alpha` and `bias`. D is stored nowhere: it follows from the
+name of the offset and the shape of the weight.
 """
 
 import math
@@ -15,18 +16,19 @@ from dctps.core.geometry import Geometry
 from dctps.core.offsets import Offset, OffsetLike, offset_name, resolve
 from dctps.core.support import Support
 from dctps.nn.arguments import check_numbers, choose_support
+from dctps.nn.built_weight import refuse_changes
+from dctps.nn.supported import SupportedLayer
 from dctps.ops import autotune, functional, routes
 from dctps.ops.functional import AUTO
 from dctps.ops.route import Route, forward_layout
 from dctps.ops.weight import dense_weight
 
 
-class DpsLayer(nn.Module):
+class DpsLayer(SupportedLayer):
     """The base of all layers W = alpha D + S: their parameters, support, offset and state."""
 
     values: nn.Parameter  # (nnz,), the entries of S
-    positions: Tensor  # (nnz,), where the values are in the flattened weight
-    alpha: Tensor | None  # a Parameter if it trains; None without an offset
+    alpha: Tensor | None  # (1,), a Parameter if it trains; None without an offset
     bias: nn.Parameter | None
     observer: Callable[[Tensor, Tensor], Tensor] | None = None  # is given x and W x + bias, and returns the output
 
@@ -53,11 +55,9 @@ class DpsLayer(nn.Module):
         self.geometry, self.backend = geometry, backend
         self.offset: Offset | None = resolve(offset, geometry.weight_shape)
         chosen = choose_support(geometry.weight_shape, density, nnz, support, seed)
-        # The seed of the support. A file holds it in place of the positions as long as it gives these positions.
-        self.seed = chosen.seed
-        self.register_buffer("positions", chosen.positions.to(device).clone())
+        self._hold(chosen, device)
         self.values = nn.Parameter(torch.empty(chosen.nnz, device=device, dtype=dtype))
-        scale = None if self.offset is None else torch.tensor(float(alpha), device=device, dtype=dtype)
+        scale = None if self.offset is None else torch.tensor([float(alpha)], device=device, dtype=dtype)
         if train_alpha and scale is not None:
             self.alpha = nn.Parameter(scale)
         else:
@@ -70,6 +70,7 @@ class DpsLayer(nn.Module):
 
         The bias is always drawn as in torch. The draws follow from `seed`, by default the seed of the support.
         """
+        self._sign()
         generator = torch.Generator(device="cpu").manual_seed((self.seed or 0) if seed is None else seed)
         bound = 1 / math.sqrt(math.prod(self.geometry.weight_shape[1:]))
         with torch.no_grad():
@@ -95,9 +96,19 @@ class DpsLayer(nn.Module):
         return dense_weight(self.values, self.positions, self.alpha, self.offset, self.geometry.weight_shape)
 
     @property
+    def density(self) -> float:
+        """The fraction of the weights that trains."""
+        return self.nnz / math.prod(self.geometry.weight_shape)
+
+    @property
     def weight(self) -> Tensor:
-        """`dense_weight()`, built anew at each access, for other code that reads the weight of a layer."""
-        return self.dense_weight()
+        """`dense_weight()`, built anew at each access, for other code that reads it; it refuses changes in place."""
+        return refuse_changes(self.dense_weight(), _ADVICE["weight"])
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _ADVICE:
+            raise AttributeError(f"{name} of a {type(self).__name__} cannot be set: {_ADVICE[name]}")
+        super().__setattr__(name, value)
 
     def chosen_backend(self, x: Tensor) -> str:  # x: (batch, channels, *spatial)
         """Return the backend that computes on this input; `auto` is replaced by its choice."""
@@ -118,6 +129,7 @@ class DpsLayer(nn.Module):
         raise NotImplementedError
 
     def _multiply(self, x: Tensor) -> Tensor:  # x as `_as_batch` gives it
+        self._check_positions()
         args = x, self.values, self.positions, self.alpha, self.bias, self.offset, self.geometry
         y = functional.multiply(*args, self.chosen_backend(x))
         return y if self.observer is None else self.observer(x, y)
@@ -132,12 +144,13 @@ class DpsLayer(nn.Module):
             wanted = f"a support of shape {self.geometry.weight_shape} and a value for each of its positions"
             found = f"a support of shape {support.shape} with {support.nnz} positions, and values {tuple(values.shape)}"
             raise ValueError(f"expected {wanted}, not {found}")
-        self.values.grad, self.seed = None, support.seed
+        if hasattr(self.values, "placements"):
+            raise RuntimeError("the values of this layer are sharded over processes (DTensor), so they cannot move")
+        self.values.grad = None
+        self._hold(support)
         if values.shape == self.values.shape:
-            self.positions.copy_(support.positions)
             self.values.copy_(values)
         else:
-            self.positions = support.positions.to(self.positions)
             new = values.to(self.values)
             other = torch.float64 if new.dtype == torch.float32 else torch.float32
             # The change of type makes torch forget the former length. The graph of an earlier pass, if there is one,
@@ -147,7 +160,7 @@ class DpsLayer(nn.Module):
 
     def extra_repr(self) -> str:
         parts = [self._arguments(), f"bias={self.bias is not None}", f"offset={offset_name(self.offset)}"]
-        parts += [f"nnz={self.nnz}", f"density={self.nnz / math.prod(self.geometry.weight_shape):.3g}"]
+        parts += [f"nnz={self.nnz}", f"density={self.density:.3g}"]
         if self.alpha is not None:
             fixed = "" if isinstance(self.alpha, nn.Parameter) else " (fixed)"
             parts.append("alpha on meta" if self.alpha.is_meta else f"alpha={self.alpha.item():.4g}{fixed}")
@@ -157,50 +170,40 @@ class DpsLayer(nn.Module):
         """Return the sizes of the layer for its repr."""
         raise NotImplementedError
 
-    # A layer refuses a state whose positions do not fit, and a state whose metadata name another shape or offset.
+    # --- the state
 
-    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        metadata = getattr(destination, "_metadata", {}).get(prefix[:-1])
-        if metadata is not None:
-            metadata["dctps"] = self._identity()
+    def _weight_shape(self) -> tuple[int, ...]:
+        return self.geometry.weight_shape
 
-    def _identity(self) -> dict[str, Any]:
-        return {"shape": list(self.geometry.weight_shape), "offset": offset_name(self.offset)}
+    def _offset_name(self) -> str | None:
+        return offset_name(self.offset)
 
-    def _load_from_state_dict(
-        self,
-        state_dict: dict[str, Any],
-        prefix: str,
-        local_metadata: dict[str, Any],
-        strict: bool,
-        missing_keys: list[str],
-        unexpected_keys: list[str],
-        error_msgs: list[str],
-    ) -> None:
-        problem = self._why_not_load(state_dict, prefix, local_metadata)
-        if problem:
-            error_msgs.append(f"{prefix[:-1] or 'layer'}: {problem}")
-            return
-        super()._load_from_state_dict(
-            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
-        )
+    def _update_state(self, state: dict[str, Any], prefix: str, metadata: dict[str, Any]) -> None:
+        super()._update_state(state, prefix, metadata)
+        alpha = state.get(prefix + "alpha")
+        if isinstance(alpha, Tensor) and alpha.dim() == 0:  # of version 0.1.0
+            state[prefix + "alpha"] = alpha.reshape(1)
 
-    def _why_not_load(self, state_dict: dict[str, Any], prefix: str, metadata: dict[str, Any]) -> str | None:
-        """Return why a state cannot be loaded into this layer, or None if it can."""
-        values, positions = state_dict.get(prefix + "values"), state_dict.get(prefix + "positions")
-        mine, theirs = self._identity(), metadata.get("dctps", self._identity())
-        if prefix + "weight" in state_dict:
+    def _why_not_values(self, state: dict[str, Any], prefix: str) -> str | None:
+        values = state.get(prefix + "values")
+        if prefix + "weight" in state:
             return "the state holds a dense weight; load it before sparsify, or into a densified network"
-        if mine != theirs:
-            return f"the state belongs to a layer with {theirs}, this layer has {mine}"
         if values is not None and values.shape != self.values.shape:
             return f"the state holds {values.numel()} values, this layer {self.nnz}; sparsify with the same density"
-        if positions is not None:
-            if positions.shape != self.positions.shape:
-                return f"the state holds {positions.numel()} positions, this layer {self.nnz}"
-            try:
-                Support(self.geometry.weight_shape, positions)
-            except ValueError as error:
-                return str(error)
         return None
+
+    def __prepare_scriptable__(self) -> nn.Module:
+        raise RuntimeError(
+            f"torch.jit.script cannot compile a {type(self).__name__}; script a dense copy of the network, "
+            "torch.jit.script(dctps.densify(copy.deepcopy(net))), or use torch.jit.trace, torch.compile or torch.export"
+        )
+
+
+_MOVE = "its places and their number change by layer.move(support, values)"
+_ADVICE = {  # attributes that a layer does not let others set, and what to do instead
+    "weight": "W = alpha D + S is not stored; change layer.values (S at the support), or layer.move(support, values)",
+    "positions": _MOVE,
+    "support": _MOVE,
+    "nnz": f"{_MOVE}; dctps.set_density(net, density, optimizer) changes it for a whole network",
+    "density": f"{_MOVE}; dctps.set_density(net, density, optimizer) changes it for a whole network",
+}

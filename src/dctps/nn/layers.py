@@ -11,6 +11,7 @@ from dctps.base.registry import lookup
 from dctps.core.geometry import Geometry
 from dctps.core.offsets import OffsetLike
 from dctps.core.support import Support
+from dctps.nn.arguments import check_input
 from dctps.nn.dps_layer import DpsLayer
 from dctps.ops.functional import AUTO
 
@@ -61,6 +62,7 @@ class DpsLinear(DpsLayer):
         return self._multiply(self._as_batch(x)).view(*x.shape[:-1], self.out_features)
 
     def _as_batch(self, x: Tensor) -> Tensor:  # (..., in_features) -> (rows, in_features)
+        check_input(x, self.values)
         if x.shape[-1:] != (self.in_features,):
             raise ValueError(f"expected an input (..., {self.in_features}), not {tuple(x.shape)}")
         return x.reshape(-1, self.in_features)
@@ -173,6 +175,7 @@ class DpsConv(DpsLayer):
         return y if x.dim() == self.axes + 2 else y[0]
 
     def _as_batch(self, x: Tensor) -> Tensor:  # ([batch,] in_channels, *spatial) -> (batch, in_channels, *padded)
+        check_input(x, self.values)
         if x.dim() not in (self.axes + 1, self.axes + 2) or x.shape[-self.axes - 1] != self.in_channels:
             raise ValueError(
                 f"expected an input ([batch,] {self.in_channels}, *{self.axes} axes), not {tuple(x.shape)}"

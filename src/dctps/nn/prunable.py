@@ -4,7 +4,7 @@ import collections
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.utils.parametrize import ParametrizationList
 
 from dctps.nn.dps_layer import DpsLayer
@@ -73,6 +73,9 @@ def _why_not(name: str, module: nn.Module, owners: dict[int, list[str]]) -> str 
         return _why_not_type(module)
     if len(owners[id(weight)]) > 1:
         return f"its weight is tied: {' = '.join(owners[id(weight)])}"
+    kind = type(weight.data)
+    if kind is not Tensor and not nn.parameter.is_lazy(weight):
+        return f"its weight is a {kind.__name__} (quantised, sharded or otherwise wrapped)"
     if not weight.is_floating_point():
         return f"its weight is {weight.dtype}; only real floating point weights are converted"
     return None if weight.requires_grad else "frozen (requires_grad is False)"

@@ -10,6 +10,7 @@ from dctps.core.offsets import offset_name
 from dctps.nn.batchnorm import SparseBatchNorm
 from dctps.nn.dps_layer import DpsLayer
 from dctps.nn.prunable import LeftDense, left_dense, prunable
+from dctps.nn.sizes import Sizes, sizes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +56,8 @@ class Report:
     layers: list[LayerRow]
     left_dense: list[LeftDense]
     asked: Request | None
-    norms: list[NormRow] = dataclasses.field(default_factory=list)
+    norms: list[NormRow]
+    sizes: Sizes
 
     @property
     def nnz(self) -> int:
@@ -87,13 +89,26 @@ class Report:
         if self.asked is not None:
             asked = f"asked {self.asked.nnz:,} ({percent(self.asked.density)} by {self.asked.allocation})"
             remarks.append(f"{asked}, got {self.nnz:,}")
+            if any(layer.offset is not None for layer in self.layers):
+                remarks.append("former weights replaced: W starts at alpha D (offset=None keeps them at the support)")
         if empty:
             remarks.append(f"without a trainable weight: {', '.join(empty)}")
         if self.norms:
             nnz, size = sum(norm.nnz for norm in self.norms), sum(norm.size for norm in self.norms)
             layers = f"{len(self.norms)} BatchNorm layers" if len(self.norms) > 1 else "one BatchNorm layer"
             remarks.append(f"scale and shift of {nnz:,} channels of {size:,} ({percent(nnz / size)}) in {layers}")
-        return remarks
+        return remarks + self._whole_network()
+
+    def _whole_network(self) -> list[str]:
+        """Return how much of the whole network trains, and how large it is in a file, dense parts included."""
+        s = self.sizes
+        if not self.layers and not self.norms:
+            return []
+        share, file = percent(s.trainable / s.parameters), percent(s.file_bytes / s.dense_bytes)
+        return [
+            f"whole network: {s.trainable:,} of {s.parameters:,} parameters train ({share}); "
+            f"its file has tensors of {s.file_bytes:,} bytes, dense {s.dense_bytes:,} ({file})"
+        ]
 
 
 def report(model: nn.Module) -> Report:
@@ -101,7 +116,7 @@ def report(model: nn.Module) -> Report:
     rows = [_row(name, layer) for name, layer in model.named_modules() if isinstance(layer, DpsLayer)]
     plain = [LeftDense(name, "not converted: excluded, or put in later") for name in prunable(model)]
     norms = [NormRow(n, m.nnz, m.num_features) for n, m in model.named_modules() if isinstance(m, SparseBatchNorm)]
-    return Report(rows, plain + left_dense(model), getattr(model, "_dctps_request", None), norms)
+    return Report(rows, plain + left_dense(model), getattr(model, "_dctps_request", None), norms, sizes(model))
 
 
 def _row(name: str, layer: DpsLayer) -> LayerRow:

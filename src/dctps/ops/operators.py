@@ -90,7 +90,7 @@ def multiply_backward(
     return (
         x.new_empty(0) if x_grad is None else _not_a_view(x_grad, x),
         values.new_empty(0) if values_grad is None else values_grad.to(values.dtype),
-        values.new_empty(0) if alpha_grad is None or alpha is None else alpha_grad.to(alpha.dtype),
+        values.new_empty(0) if alpha_grad is None or alpha is None else alpha_grad.to(alpha.dtype).reshape(alpha.shape),
     )
 
 
@@ -114,8 +114,8 @@ def _(
     needs: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor]:
     x_grad = torch.empty_like(x, memory_format=memory_format(x)) if needs[0] else x.new_empty(0)
-    with_alpha = alpha is not None and needs[2]
-    return x_grad, values.new_empty(values.shape if needs[1] else 0), values.new_empty(() if with_alpha else 0)
+    alpha_shape = alpha.shape if alpha is not None and needs[2] else 0
+    return x_grad, values.new_empty(values.shape if needs[1] else 0), values.new_empty(alpha_shape)
 
 
 def _multiply_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

@@ -10,7 +10,7 @@ Each product is computed by torch's CSR kernels where the device has them, else 
 import dataclasses
 import functools
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import TypeVar
 
 import torch
@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from dctps.core.geometry import Geometry
+from dctps.core.support import Support
 
 # torch warns once per process when a CSR tensor is made; ours are temporary tensors that no user sees
 warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta state")
@@ -130,28 +131,40 @@ def _tap(index: int, entries: Tensor, filters: Tensor, channels: Tensor) -> Tap:
     return Tap(index, used_filters, used_channels, Pattern.of(rows, cols, shape), entries, transposed, entries[order])
 
 
-# positions -> {kind: (geometry and a copy of the positions for which the object was made, the object)}
+# positions -> {kind: (shape and a copy of the positions for which the object was made, the object)}
 _derived = WeakIdKeyDictionary()
 
 
-def derived(positions: Tensor, geometry: Geometry, kind: str, make: Callable[[Tensor], T]) -> T:
+def derived(positions: Tensor, shape: Hashable, kind: str, make: Callable[[Tensor], T]) -> T:
     """Return `make(positions)`, which is kept for as long as the tensor of positions lives.
+
+    shape: the geometry, or what else the result depends on.
 
     A kept object is used only if the positions are still the same numbers, so loading or rewiring a layer in place
     never meets a stale one. A layer that is moved or copied has another tensor of positions.
     """
     kinds = _derived.setdefault(positions, {})
-    known_geometry, known_positions, made = kinds.get(kind, (None, None, None))
-    if known_geometry != geometry or not torch.equal(known_positions, positions):
+    known_shape, known_positions, made = kinds.get(kind, (None, None, None))
+    if known_shape != shape or not torch.equal(known_positions, positions):
         made = make(positions)
-        kinds[kind] = geometry, positions.clone(), made
+        kinds[kind] = shape, positions.clone(), made
     result: T = made
     return result
 
 
+def check_positions(positions: Tensor, shape: Sequence[int]) -> None:
+    """Raise ValueError unless the positions are those of a support; those that are known to be are not sorted again."""
+    if not positions.is_meta:
+        derived(positions, tuple(shape), "support", lambda places: Support(tuple(shape), places).nnz)
+
+
 def taps_of(positions: Tensor, geometry: Geometry) -> list[Tap]:
-    """Return the parts S_t of S, kernel position by kernel position."""
-    return derived(positions, geometry, "taps", lambda places: _make_taps(places, geometry))
+    """Return the parts S_t of S, kernel position by kernel position; raise ValueError if this is no support."""
+
+    def make(places: Tensor) -> list[Tap]:
+        return _make_taps(Support(geometry.weight_shape, places).positions, geometry)
+
+    return derived(positions, geometry, "taps", make)
 
 
 # --- the two products -----------------------------------------------------------------------------------------------

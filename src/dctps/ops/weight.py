@@ -15,6 +15,7 @@ from torch.autograd import forward_ad
 from dctps.core.offsets import Offset, TransformOffset
 from dctps.core.patch_offset import PatchOffset
 from dctps.ops.offset_torch import stored_weight
+from dctps.ops.sparse import check_positions
 
 
 @functools.lru_cache(maxsize=4096)
@@ -56,6 +57,7 @@ def _composed_weight(
     values: Tensor, positions: Tensor, alpha: Tensor | None, offset: Offset | None, shape: tuple[int, ...]
 ) -> Tensor:
     """Return alpha D + S, composed of torch's own operations."""
+    check_positions(positions, shape)
     flat = torch.zeros(math.prod(shape), dtype=values.dtype, device=values.device)
     dense = flat.index_put((positions.long(),), values).view(shape)
     return dense if offset is None or alpha is None else dense + alpha * _offset_weight(offset, shape, values)
@@ -81,6 +83,7 @@ def _weight_by_name(name: str, shape: list[int], like: Tensor) -> Tensor:
 @torch.library.custom_op("dctps::weight", mutates_args=())
 def weight(values: Tensor, positions: Tensor, alpha: Tensor | None, offset: str, shape: list[int]) -> Tensor:
     """Return alpha D + S in the given shape, or S alone where alpha is None."""
+    check_positions(positions, shape)
     dense = values.new_zeros(shape) if alpha is None else alpha * _weight_by_name(offset, shape, values)
     dense.view(-1).index_add_(0, positions, values)
     return dense
@@ -107,14 +110,15 @@ def _(grad: Tensor, positions: Tensor, offset: str, shape: list[int], needs_alph
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    _, positions, _, ctx.offset, ctx.shape = inputs
+    _, positions, alpha, ctx.offset, ctx.shape = inputs
+    ctx.alpha_shape = None if alpha is None else alpha.shape
     ctx.save_for_backward(positions)
 
 
 def _first_derivative(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     needs_alpha = ctx.needs_input_grad[2]
     values, alpha = weight_backward(grad, *ctx.saved_tensors, ctx.offset, ctx.shape, needs_alpha)
-    return values, None, alpha if needs_alpha else None, None, None
+    return values, None, alpha.reshape(ctx.alpha_shape) if needs_alpha else None, None, None
 
 
 def _backward_setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:

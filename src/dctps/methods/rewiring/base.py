@@ -15,6 +15,7 @@ from dctps.core.support import Int64
 from dctps.methods.rewiring.optimiser_state import OptimiserState
 from dctps.methods.rewiring.process_group import Peers, several
 from dctps.methods.rewiring.schedule import Schedule, TrainingPlan
+from dctps.methods.rewiring.step_watch import StepWatch
 from dctps.nn.dps_layer import DpsLayer
 from dctps.nn.wrappers import unwrapped
 
@@ -47,6 +48,7 @@ class Rewiring:
         self.layers = rewirable(model, optimizer)
         self.optimizer, self.schedule, self.seed, self.group = optimizer, schedule, seed, group
         self.carrier = OptimiserState(optimizer, optimizer_state)
+        self.watch = StepWatch(optimizer)
         self.settings = {**dataclasses.asdict(schedule), "optimizer_state": optimizer_state, "seed": seed, **settings}
         self.iteration = self.updates = 0  # iterations done, and how many of them have rewired
         self.steps = 0  # steps that the optimiser has taken
@@ -71,6 +73,7 @@ class Rewiring:
 
     def step(self, closure: Closure = None) -> Any:
         """Do one iteration: a step of the optimiser, a rewiring, or both; returns what the closure returns."""
+        self.watch.check()
         iteration = self.iteration + 1
         loss = self._update(iteration, closure) if self.schedule.due(iteration) else self._optimise(closure)
         self.iteration = iteration
@@ -78,7 +81,8 @@ class Rewiring:
         return loss
 
     def _optimise(self, closure: Closure) -> Any:
-        loss = self.optimizer.step() if closure is None else self.optimizer.step(closure)
+        with self.watch.own_step():
+            loss = self.optimizer.step() if closure is None else self.optimizer.step(closure)
         self.steps += 1
         return loss
 
@@ -166,22 +170,32 @@ class Rewiring:
 
 def rewirable(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, DpsLayer]:
     """The layers whose weights can move: those that train and are neither empty nor full."""
-    if not isinstance(optimizer, torch.optim.Optimizer) or isinstance(optimizer, torch.optim.LBFGS):
-        kind = type(optimizer).__name__
-        raise ValueError(f"rewiring needs an optimiser of torch.optim that knows each weight by itself, not {kind}")
+    training = {name: layer for name, layer in sparse_layers(model).items() if layer.values.requires_grad}
+    check_known(training, optimizer)
+    return {name: layer for name, layer in training.items() if 0 < layer.nnz < layer.support.size}
+
+
+def sparse_layers(model: nn.Module) -> dict[str, DpsLayer]:
+    """The sparse layers of a network, by name; ValueError if there is none."""
     layers = {name: m for name, m in unwrapped(model).named_modules() if isinstance(m, DpsLayer)}
     if not layers:
-        raise ValueError("this network has no sparse layer to rewire; sparsify it first")
-    training = {name: layer for name, layer in layers.items() if layer.values.requires_grad}
+        raise ValueError("this network has no sparse layer whose weights could move; sparsify it first")
+    return layers
+
+
+def check_known(layers: Mapping[str, DpsLayer], optimizer: torch.optim.Optimizer) -> None:
+    """Raise ValueError unless the optimiser holds the values of each layer, and knows each weight by itself."""
+    if not isinstance(optimizer, torch.optim.Optimizer) or isinstance(optimizer, torch.optim.LBFGS):
+        kind = type(optimizer).__name__
+        raise ValueError(f"weights move with an optimiser of torch.optim that knows each of them, not with {kind}")
     known = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     seen: dict[int, str] = {}
-    for name, layer in training.items():
+    for name, layer in layers.items():
         if id(layer.values) not in known:
             raise ValueError(f"the optimiser does not hold the values of layer {name!r}; make it after sparsify")
         first = seen.setdefault(id(layer.values), name)
         if first != name:
             raise ValueError(f"layers {first!r} and {name!r} share their values, so their weights cannot move apart")
-    return {name: layer for name, layer in training.items() if 0 < layer.nnz < layer.support.size}
 
 
 def positions_of(layer: DpsLayer) -> Int64:

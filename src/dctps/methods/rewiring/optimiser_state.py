@@ -34,15 +34,15 @@ Memory = dict[str, Tensor]  # weights that left a layer: "positions" (sorted), "
 
 
 class OptimiserState:
-    """The state that an optimiser keeps for each weight."""
+    """The state that an optimiser keeps for each weight; without an optimiser, none."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer, policy: str) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer | None, policy: str) -> None:
         self.optimizer, self.keeps = optimizer, lookup(POLICIES, policy, "optimizer_state")
         self.memory: dict[str, Memory] = {}
 
     def per_weight(self, name: str, layer: DpsLayer) -> dict[str, Tensor]:
         """The tensors with a number for each value of a layer; ValueError if the optimiser keeps something else."""
-        state = self.optimizer.state.get(layer.values, {})
+        state = {} if self.optimizer is None else self.optimizer.state.get(layer.values, {})
         for key, entry in state.items():
             scalar = isinstance(entry, int | float | None) or (isinstance(entry, Tensor) and entry.dim() == 0)
             if not scalar and not (isinstance(entry, Tensor) and entry.shape == layer.values.shape):
@@ -74,7 +74,7 @@ class OptimiserState:
         for key, tensor in moved.items():
             if tensor.shape == state[key].shape:
                 state[key].copy_(tensor)
-            else:
+            elif self.optimizer is not None:
                 self.optimizer.state[layer.values][key] = tensor
 
     def _remember(self, name: str, before: Int64, left: Flags, state: dict[str, Tensor], steps: int) -> None:
@@ -105,7 +105,7 @@ class OptimiserState:
         self.memory[name] = {key: tensor[stays] for key, tensor in memory.items()}
 
     def _group(self, layer: DpsLayer) -> dict[str, Any]:
-        groups = self.optimizer.param_groups
+        groups = [] if self.optimizer is None else self.optimizer.param_groups
         return next(group for group in groups if any(p is layer.values for p in group["params"]))
 
 

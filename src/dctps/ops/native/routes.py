@@ -112,6 +112,7 @@ class FilterRoute:
     def _weight(self, values: Tensor, positions: Tensor, alpha: Tensor | None) -> Tensor:
         """Return W as a vector."""
         assert alpha is not None
+        sparse.check_positions(positions, self.geometry.weight_shape)
         dense = (stored_weight(self.offset, values.dtype, values.device) * alpha).view(-1)
         return dense.index_add_(0, positions, values)
 

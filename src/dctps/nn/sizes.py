@@ -1,0 +1,66 @@
+"""The size of a whole network: how many of its parameters train, and the bytes of its tensors in a file."""
+
+import dataclasses
+import math
+
+from torch import Tensor, nn
+
+from dctps.core.elias_fano import coded_length
+from dctps.nn.batchnorm import SparseBatchNorm
+from dctps.nn.dps_layer import DpsLayer
+from dctps.nn.supported import SupportedLayer
+
+ALPHA_BYTES = 8  # a file holds alphas in float64
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """The sizes of a network, of all of its parts, and those that it would have if it were dense."""
+
+    trainable: int  # parameters that train
+    parameters: int  # parameters of the dense network
+    file_bytes: int  # of the tensors that `dctps.save` writes, without the header of the file
+    dense_bytes: int  # of the parameters and buffers of the dense network
+
+
+def sizes(model: nn.Module) -> Sizes:
+    """Return the sizes of a network; a tensor that is used in two places counts once."""
+    trainable = sum(_count(p) for p in model.parameters() if p.requires_grad)
+    parameters = sum(map(_count, model.parameters()))
+    file = dense = sum(_bytes(tensor) for tensor in _saved(model))
+    for layer in model.modules():
+        if isinstance(layer, SupportedLayer):
+            parameters += _pruned(layer)
+            dense += _pruned(layer) * _values(layer).element_size()
+            code = coded_length(math.prod(layer._weight_shape()), len(layer.positions))
+            file += code if layer.seed is None else 0
+        if isinstance(layer, DpsLayer) and layer.alpha is not None:
+            parameters -= isinstance(layer.alpha, nn.Parameter)
+            dense -= _bytes(layer.alpha)
+            file += ALPHA_BYTES - _bytes(layer.alpha)
+    return Sizes(trainable, parameters, file, dense)
+
+
+def _saved(model: nn.Module) -> list[Tensor]:
+    """Return the parameters and buffers that are part of the state, each once."""
+    names = model.state_dict(keep_vars=True).keys()
+    return [*model.parameters(), *(buffer for name, buffer in model.named_buffers() if name in names)]
+
+
+def _values(layer: SupportedLayer) -> Tensor:
+    return layer.scale if isinstance(layer, SparseBatchNorm) else layer.get_parameter("values")
+
+
+def _pruned(layer: SupportedLayer) -> int:
+    """Return how many more parameters the layer of torch has: weights, or scales and shifts."""
+    count = math.prod(layer._weight_shape()) - len(layer.positions)
+    return 2 * count if isinstance(layer, SparseBatchNorm) else count
+
+
+def _bytes(tensor: Tensor) -> int:
+    return _count(tensor) * tensor.element_size()
+
+
+def _count(tensor: Tensor) -> int:
+    """Return the number of elements; a parameter whose shape is not known yet has none."""
+    return 0 if nn.parameter.is_lazy(tensor) else tensor.numel()

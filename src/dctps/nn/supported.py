@@ -1,0 +1,175 @@
+"""The base of layers whose values have positions: where these live, and how they pass through states and copies.
+
+The positions are no buffer, because other code averages, casts and overwrites buffers. They follow `.to()`, deepcopy
+and pickle as a plain attribute, and `state_dict` as part of the extra state (`identity.py`).
+
+Code that copies or averages tensors between networks (DistributedDataParallel, an average of weights) does not see
+them, so it could give a layer values that belong to other positions. The buffer `fingerprint` tells: such code treats
+it like any buffer, and a layer refuses to compute when it is that of other positions. It holds the four bytes b of a
+checksum, and 255 - b. The sums of 255 stay in copies and averages; a fingerprint without them was overwritten by code
+that overwrites all buffers, and says nothing.
+"""
+
+import zlib
+from collections.abc import Callable
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from dctps.core.support import Support
+from dctps.nn import identity
+
+EXTRA = "_extra_state"  # torch's name of the extra state in a state_dict
+ROUNDING = 1.5  # averages of equal bytes may differ from them by this much in bfloat16
+
+
+class SupportedLayer(nn.Module):
+    """A layer with values at the positions of a support."""
+
+    seed: int | None  # the seed that gives the positions, if there is one; a file may hold it in their place
+    fingerprint: Tensor  # (2, 4), see above; not part of the state
+    _positions: Tensor
+    _checked: Any = None  # the tensors for which the fingerprint was last found right
+
+    @property
+    def positions(self) -> Tensor:  # (nnz,)
+        """The positions of the values in the flattened weight: sorted, distinct, changed by `move` alone."""
+        return self._positions
+
+    def _hold(self, support: Support, device: torch.device | str | None = None) -> None:
+        """Take the positions of a support; if they are as many as before, the tensor of positions stays the same."""
+        new, old = support.positions, self.__dict__.get("_positions")
+        self.seed = support.seed
+        if old is not None and old.shape == new.shape and not old.is_inference():
+            old.copy_(new)
+        else:
+            self._positions = new.to(old.device if old is not None else device or torch.get_default_device(), copy=True)
+        self._sign()
+
+    def _sign(self) -> None:
+        """Make the fingerprint that of the positions."""
+        like = self._buffers.get("fingerprint")
+        place = self._positions.device if like is None or like.is_meta else like.device
+        self.register_buffer("fingerprint", _fingerprint(self._positions).to(place), persistent=False)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        device = fn(self._positions.new_empty(0)).device
+        if device.type != "meta":  # a layer on the meta device still knows its positions
+            self._positions = self._positions.to(device)
+        return self
+
+    # --- the check in each forward pass
+
+    def _check_positions(self) -> None:
+        """Raise RuntimeError if the values were copied from, or averaged with, those of another support."""
+        if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
+            return
+        mark = _mark(self._positions), _mark(self.fingerprint)
+        if mark != self._checked:
+            self._compare_fingerprint()
+            self._checked = mark
+
+    def _compare_fingerprint(self) -> None:
+        with torch._C._DisableFuncTorch(), torch.no_grad():
+            found = _unwrapped(self.fingerprint)  # (2, 4), or (members, 2, 4) under vmap over an ensemble
+            if found.is_meta or self._positions.is_meta:
+                return
+            numbers = found.double().cpu()
+            is_fingerprint = (numbers.sum(-2) - 255).abs() <= 2 * ROUNDING
+            differs = (numbers - _fingerprint(self._positions)).abs() > ROUNDING
+            foreign = is_fingerprint.all(-1) & differs.flatten(-2).any(-1)
+        if bool(foreign.any()):
+            raise RuntimeError(
+                f"the values of this {type(self).__name__} belong to other positions than its own: the positions were "
+                "changed in place, or the values come from a network with another support, by DistributedDataParallel "
+                "or an average of weights; use `move` or `load_state_dict`, or sparsify all networks with one seed"
+            )
+
+    # --- the state
+
+    def _weight_shape(self) -> tuple[int, ...]:
+        """Return the shape whose flat indices the positions are."""
+        raise NotImplementedError
+
+    def _offset_name(self) -> str | None:
+        """Return the name of the offset, which a state must share with the layer."""
+        return None
+
+    def _why_not_values(self, state: dict[str, Any], prefix: str) -> str | None:
+        """Return why the values of a state cannot be loaded into this layer, or None if they can."""
+        raise NotImplementedError
+
+    def get_extra_state(self) -> Tensor:  # uint8
+        """Return the identity of the layer, positions included, for its state_dict."""
+        return identity.encode(Support(self._weight_shape(), self._positions, self.seed), self._offset_name())
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Take the positions of a state; `_load_from_state_dict` has checked that it fits."""
+        with torch.no_grad():
+            self._hold(identity.decode(state)[0])
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        state = dict(state_dict)
+        try:
+            self._update_state(state, prefix, local_metadata)
+            self._check_identity(state, prefix)
+            problem = self._why_not_values(state, prefix)
+        except ValueError as error:
+            problem = str(error)
+        if problem:
+            error_msgs.append(f"{prefix[:-1] or 'layer'}: {problem}")
+            return
+        super()._load_from_state_dict(state, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
+
+    def _update_state(self, state: dict[str, Any], prefix: str, metadata: dict[str, Any]) -> None:
+        """Bring a state of version 0.1.0, which held `positions` as a tensor of its own, into today's form."""
+        if prefix + "positions" in state and prefix + EXTRA not in state:
+            positions = state.pop(prefix + "positions")
+            facts = metadata.get("dctps", {"shape": self._weight_shape(), "offset": self._offset_name()})
+            state[prefix + EXTRA] = identity.encode(
+                Support(tuple(facts["shape"]), positions, self.seed), facts["offset"]
+            )
+
+    def _check_identity(self, state: dict[str, Any], prefix: str) -> None:
+        """Raise ValueError unless the state says that it is of a layer with this shape, offset and number of values."""
+        if prefix + EXTRA not in state:
+            if any(prefix + key in state for key in ("values", "scale")):
+                raise ValueError(f"the state holds values without their positions, which are in {prefix + EXTRA!r}")
+            return
+        support, offset = identity.decode(state[prefix + EXTRA])
+        theirs, mine = (support.shape, offset), (self._weight_shape(), self._offset_name())
+        if theirs != mine:
+            found = f"shape {theirs[0]} and offset {theirs[1]}, this layer has shape {mine[0]} and offset {mine[1]}"
+            raise ValueError(f"the state belongs to a layer with {found}")
+        if support.nnz != len(self._positions):
+            counts = f"the state holds {support.nnz} positions, this layer {len(self._positions)}"
+            raise ValueError(f"{counts}; sparsify with the same density")
+
+
+def _fingerprint(positions: Tensor) -> Tensor:  # (2, 4)
+    """Return the bytes b of a checksum and 255 - b, which every floating point type holds exactly."""
+    checksum = zlib.crc32(positions.cpu().contiguous().numpy().data).to_bytes(4, "little")
+    return torch.tensor([list(checksum), [255 - byte for byte in checksum]], dtype=torch.float32, device="cpu")
+
+
+def _mark(tensor: Tensor) -> tuple[int, int]:
+    """Return what changes when a tensor is replaced or changed in place."""
+    return id(tensor), -1 if tensor.is_inference() else tensor._version
+
+
+def _unwrapped(tensor: Tensor) -> Tensor:
+    """Return the tensor under the wrappers of torch.func."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    return tensor
