@@ -89,7 +89,7 @@ class SparseBatchNorm(SupportedLayer, _BatchNorm):
 
     def _for_all_channels(self, values: Tensor, default: float) -> Tensor:
         full = torch.full((self.num_features,), default, device=values.device, dtype=values.dtype)
-        return full.index_copy(0, self.positions.long(), values)
+        return full.index_copy(0, self.positions.to(values.device).long(), values)
 
     def extra_repr(self) -> str:
         arguments = f"eps={self.eps}, momentum={self.momentum}, track_running_stats={self.track_running_stats}"

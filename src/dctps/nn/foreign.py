@@ -44,7 +44,7 @@ def _is_adapter(module: nn.Module) -> bool:
 
 def warn_of_loss(model: nn.Module, layers: Mapping[str, nn.Module], stacklevel: int) -> None:
     """Warn that the weights of these layers are replaced, if something tells that the network has been trained."""
-    evidence = _evidence(model, layers)
+    evidence = _evidence(model, layers) if layers else None
     if evidence:
         warnings.warn(
             f"this network was trained ({evidence}); sparsify replaces the weights of {len(layers)} layers by alpha D, "

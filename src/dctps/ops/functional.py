@@ -36,7 +36,12 @@ def multiply(
 ) -> Tensor:  # (batch, filters, *output)
     """Return (alpha D + S) x + bias; under autocast it is computed in autocast's type, as in torch's own layers."""
     run = lookup(BACKENDS, backend, "backend")
-    if not x.is_meta and torch.is_autocast_enabled(x.device.type) and x.is_floating_point() and x.dtype != torch.float64:
+    if (
+        not x.is_meta
+        and torch.is_autocast_enabled(x.device.type)
+        and x.is_floating_point()
+        and x.dtype != torch.float64
+    ):
         x = x.to(torch.get_autocast_dtype(x.device.type))
     elif x.dtype != values.dtype:
         raise ValueError(f"the input is {x.dtype}, but the layer {values.dtype}; convert one of them with .to()")
