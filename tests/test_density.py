@@ -4,7 +4,6 @@ import copy
 
 import pytest
 import torch
-from helpers.networks import cnn
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
@@ -13,6 +12,7 @@ import dctps
 from dctps import DpsLinear, Support
 from dctps.methods.rewiring import REWIRINGS
 from dctps.nn.dps_layer import DpsLayer
+from helpers.networks import cnn
 
 OPTIMISERS = {
     "adam": lambda p: torch.optim.Adam(p, lr=1e-2),

@@ -5,10 +5,10 @@ import warnings
 
 import pytest
 import torch
-from helpers.networks import assert_unchanged, cnn, snapshot
 from torch import nn
 
 import dctps
+from helpers.networks import assert_unchanged, cnn, snapshot
 
 
 class Adapter(nn.Module):

@@ -7,8 +7,6 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
-from helpers.checkpoints import with_positions
-from helpers.networks import cnn
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, get_swa_multi_avg_fn
 
@@ -18,6 +16,8 @@ from dctps.nn import identity
 from dctps.nn.dps_layer import DpsLayer
 from dctps.nn.supported import SupportedLayer
 from dctps.ops.functional import backends, multiply
+from helpers.checkpoints import with_positions
+from helpers.networks import cnn
 
 GOLDEN = Path(__file__).parent / "golden" / "state-v0.1.0.pt"
 
@@ -181,7 +181,7 @@ def test_a_state_carries_the_identity_of_its_layers_through_other_tools(change, 
     assert_supports(other, supports(net))
     assert other[0].seed == net[0].seed
     for options in ({"offset": "dct_signed"}, {"offset": None}):
-        with pytest.raises(RuntimeError, match="0: the state belongs to a layer with .* offset dct, this layer"):
+        with pytest.raises(RuntimeError, match=r"0: the state belongs to a layer with .* offset dct, this layer"):
             sparse(**options).load_state_dict(state)
 
 
@@ -212,7 +212,7 @@ def test_the_state_of_version_0_1_0_loads():
     torch.testing.assert_close(net.eval()(x), golden["output"])
     dctps.densify(net)
     dctps.sparsify(net, 0.05, offset="dct")
-    with pytest.raises(RuntimeError, match="offset dct_signed, this layer has .* offset dct"):
+    with pytest.raises(RuntimeError, match=r"offset dct_signed, this layer has .* offset dct"):
         net.load_state_dict(golden["model"])
 
 
@@ -312,5 +312,5 @@ def test_inputs_that_are_no_tensors_of_the_layer_s_type_are_refused(layer):
         layer(x.numpy())
     with pytest.raises(TypeError, match="the input is a list, not a tensor"):
         layer(x.tolist())
-    with pytest.raises(ValueError, match="the input is torch.int64, but the layer torch.float32"):
+    with pytest.raises(ValueError, match=r"the input is torch\.int64, but the layer torch\.float32"):
         layer(x.long())

@@ -53,13 +53,15 @@ class Geometry:
         """Whether each filter reads one channel, and each channel is read by one filter."""
         return self.group_channels == 1 and self.filters == self.groups
 
+    def __post_init__(self) -> None:
+        # It is made here, not at its first use: torch.compile may look on there, and cannot read a cached property.
+        packed = [self.groups, *self.weight_shape, *self.stride, *self.padding, *self.dilation]
+        object.__setattr__(self, "_packed", packed)
+
     def pack(self) -> list[int]:
         """Return the geometry as a list of integers, which an operator of torch.library can take; do not change it."""
-        return self._packed
-
-    @functools.cached_property
-    def _packed(self) -> list[int]:
-        return [self.groups, *self.weight_shape, *self.stride, *self.padding, *self.dilation]
+        packed: list[int] = self.__dict__["_packed"]
+        return packed
 
     @staticmethod
     def unpack(numbers: Sequence[int]) -> "Geometry":

@@ -44,6 +44,7 @@ class PatchOffset:
         if min(weight_shape) < 1:
             raise ValueError(f"an offset needs a weight with at least one element, not of shape {weight_shape}")
         self.recipe, self.weight_shape = recipe, weight_shape
+        self.name = recipe.name  # which `TransformOffset.parse` reads; found here, where torch.compile does not look on
         self.transform = TRANSFORMS[recipe.transform]
         self.shape = (filters, channels * taps)
         wide, tall = self.transform.padded(channels), self.transform.padded(taps)
@@ -68,11 +69,6 @@ class PatchOffset:
         count = channels * (taps if self.recipe.signs == "position" else 1)
         words = np.random.PCG64(derive_seed(self.recipe.seed, f"signs/{self.shape}")).random_raw(count)
         return torch.from_numpy(1.0 - 2.0 * (words >> np.uint64(63)).astype(np.float64)).view(channels, -1)
-
-    @functools.cached_property
-    def name(self) -> str:
-        """The name of the recipe, which `TransformOffset.parse` reads."""
-        return self.recipe.name
 
     @property
     def terms(self) -> int:

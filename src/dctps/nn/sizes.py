@@ -58,7 +58,7 @@ def _pruned(layer: SupportedLayer) -> int:
 
 
 def _bytes(tensor: Tensor) -> int:
-    return _count(tensor) * tensor.element_size()
+    return 0 if nn.parameter.is_lazy(tensor) else tensor.numel() * tensor.element_size()
 
 
 def _count(tensor: Tensor) -> int:
