@@ -19,7 +19,7 @@ def trained(model: nn.Module) -> nn.Module:
 
 
 def with_positions(state, change, layer="0"):
-    """Return a state of version 0.1.0, which held positions as tensors, with those of one layer changed."""
+    """Return a state as earlier versions wrote it, with positions as tensors, and with those of one layer changed."""
     old = {key: tensor for key, tensor in state.items() if not key.endswith("_extra_state")}
     for key in state.keys() - old.keys():
         support, _ = identity.decode(state[key])

@@ -181,7 +181,7 @@ class DpsLayer(SupportedLayer):
     def _update_state(self, state: dict[str, Any], prefix: str, metadata: dict[str, Any]) -> None:
         super()._update_state(state, prefix, metadata)
         alpha = state.get(prefix + "alpha")
-        if isinstance(alpha, Tensor) and alpha.dim() == 0:  # of version 0.1.0
+        if isinstance(alpha, Tensor) and alpha.dim() == 0:  # of an earlier version
             state[prefix + "alpha"] = alpha.reshape(1)
 
     def _why_not_values(self, state: dict[str, Any], prefix: str) -> str | None:

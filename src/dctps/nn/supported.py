@@ -133,7 +133,7 @@ class SupportedLayer(nn.Module):
         super()._load_from_state_dict(state, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
 
     def _update_state(self, state: dict[str, Any], prefix: str, metadata: dict[str, Any]) -> None:
-        """Bring a state of version 0.1.0, which held `positions` as a tensor of its own, into today's form."""
+        """Bring a state of an earlier version, which held `positions` as a tensor of its own, into today's form."""
         if prefix + "positions" in state and prefix + EXTRA not in state:
             positions = state.pop(prefix + "positions")
             facts = metadata.get("dctps", {"shape": self._weight_shape(), "offset": self._offset_name()})
