@@ -18,7 +18,7 @@ from dctps.bench.contenders import contenders
 from dctps.bench.published import Published, published
 from dctps.bench.stopwatch import Times
 from dctps.cli import bench as command
-from dctps.cli import main
+from dctps.cli import main, measure
 from dctps.nn.dps_layer import DpsLayer
 from dctps.ops import functional, native
 from helpers.networks import cnn
@@ -28,7 +28,7 @@ from helpers.tolerances import assert_close
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch):
     monkeypatch.setenv("DCTPS_TUNE", "0")  # backends by the rule: nothing is measured for it or kept on disk
-    monkeypatch.setattr(command, "keep_memory", lambda: True)  # would hold for all tests after these
+    monkeypatch.setattr(measure, "keep_memory", lambda: True)  # would hold for all tests after these
     monkeypatch.setattr(figures, "available", lambda: False)  # a second each
 
 
@@ -280,7 +280,7 @@ def test_step_in_inference_without_a_figure(monkeypatch, tmp_path, capsys):
     assert {row["mode"] for row in rows} == {"inference"}
     assert (rows[0]["threads"], rows[0]["keep_memory"]) == ("1", "False")
     out = capsys.readouterr().out
-    assert "dctps[figures]" in out
+    assert "pip install '.[figures]'" in out
     assert "sparseprop" not in out  # only for pruning without an offset
     assert not list(tmp_path.glob("*.png"))
 
@@ -293,7 +293,7 @@ def test_the_process_is_put_in_the_trainers_state_and_back(monkeypatch, tmp_path
         return iter([])
 
     monkeypatch.setattr(steps, "measure", look)
-    monkeypatch.setattr(command, "_finish", lambda *arguments: None)
+    monkeypatch.setattr(measure, "_finish", lambda *arguments: None)
     threads = torch.get_num_threads()
     assert main(["bench", "step", *TINY["step"].split(), "--threads", str(threads + 1), "--out", str(tmp_path)]) == 0
     assert state == [(threads + 1, 0.0)]
@@ -491,7 +491,7 @@ def test_sparseprop_is_absent_or_whole(monkeypatch):
     ("arguments", "text"),
     [
         ("elephant", "unknown subject 'elephant'; choose one of: layers, step, scaling"),
-        ("layers --model alexnet", "unknown model 'alexnet'; say package.module:function or one of: small_cnn, lenet"),
+        ("layers --model alexnet", "unknown model 'alexnet'; choose one of: small_cnn, lenet"),
         ("step --models lenet alexnet", "unknown model 'alexnet'"),
         ("step --models", "name at least one model"),
         ("step --offset dct fft", "unknown offset 'fft'; choose one of: dct, dct_signed"),

@@ -42,7 +42,8 @@ def test_what_fails_is_told_and_the_rest_goes_on(grid, tmp_path, capsys):
     told = capsys.readouterr()
     assert "1 runs done, 1 failed" in told.out
     assert "gone" in told.out
-    assert told.err == "dctps: 1 of 2 runs failed\n"
+    assert told.err.startswith("dctps: 1 of 2 runs failed; ")
+    assert "the same command with --retry" in told.err
 
 
 @pytest.mark.parametrize(

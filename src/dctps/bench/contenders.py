@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
+from dctps.base.registry import is_none
 from dctps.bench import sparseprop
 from dctps.bench.published import published
 from dctps.nn.convert import densify, sparsify
@@ -35,7 +36,7 @@ MAKERS: dict[str, Callable[[nn.Module, nn.Module], nn.Module]] = {  # from the d
 }
 
 
-def contenders(dense: nn.Module, density: float, offset: str | None, input_shape: tuple[int, ...]) -> list[Contender]:
+def contenders(dense: nn.Module, density: float, offset: str, input_shape: tuple[int, ...]) -> list[Contender]:
     """Each contender in each memory format that images have (input_shape is with the batch)."""
     twin = sparsify(copy.deepcopy(dense), density, offset=offset, allocation="epl")
     formats = list(FORMATS) if len(input_shape) == 4 else ["contiguous"]
@@ -44,7 +45,7 @@ def contenders(dense: nn.Module, density: float, offset: str | None, input_shape
         for name, make in MAKERS.items()
         for memory_format in formats
     ]
-    if offset is None and not sparseprop.why_not():
+    if is_none(offset) and not sparseprop.why_not():
         made.append(Contender("sparseprop", "contiguous", sparseprop.replaced(densify(twin), input_shape)))
     return made
 

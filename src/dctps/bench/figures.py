@@ -6,8 +6,8 @@ from typing import Any
 
 from dctps.analysis.figures.layout import WHY_NOT, available
 from dctps.analysis.looks import BLUE, GREEN, GREY, RED
+from dctps.base.registry import NONE
 from dctps.base.words import percent
-from dctps.bench.networks import NONE
 from dctps.bench.scaling import ScalingRow
 from dctps.bench.steps import StepRow
 

@@ -11,52 +11,14 @@ from torch import Tensor, nn
 from dctps.bench import networks
 from dctps.bench.calls import inference, there_and_back
 from dctps.bench.contenders import FORMATS, in_format
-from dctps.bench.stopwatch import check_counts, interleaved
+from dctps.bench.stopwatch import interleaved
+from dctps.bench.subjects import Layers
 from dctps.nn.convert import densify, sparsify
 from dctps.nn.dps_layer import DpsLayer
 from dctps.nn.layers import DpsLinear
 from dctps.ops import autotune, functional
 
 WARMUP = 1
-
-
-@dataclasses.dataclass(frozen=True)
-class Layers:
-    """Layer by layer, forward and backward: torch's dense layer against each way that ours can take.
-
-    Layers with one shape, one shape of input and nearly one number of weights are measured once.
-    """
-
-    model: str = "resnet18"
-    """A network of dctps.models, or your own as package.module:function (function() returns an nn.Module)."""
-    density: float = 1e-3
-    """Fraction of the weights that train, in (0, 1]."""
-    offset: str = "dct"
-    """A name of dctps.OFFSETS, transform/order/signs/rows/seed, or none."""
-    batch: int = 32
-    """Examples per batch."""
-    repeats: int = 7
-    """Times that every way is measured; the median is reported."""
-    inference: bool = False
-    """Forward only, under torch.inference_mode."""
-    channels_last: bool = False
-    """Inputs in channels-last memory format."""
-    input_shape: tuple[int, ...] = (3, 32, 32)
-    """Shape of one example."""
-    classes: int = 10
-    """Classes of the network."""
-
-    def check(self) -> None:
-        """ValueError for what cannot be measured, before anything is."""
-        networks.check([self.model], [self.density], [self.offset])
-        check_counts(batch=self.batch, repeats=self.repeats, classes=self.classes)
-        check_counts(input_shape=min(self.input_shape, default=0))
-        if self.channels_last and len(self.input_shape) != 3:
-            raise ValueError("--channels-last is for inputs of channels x height x width")
-
-    @property
-    def memory_format(self) -> str:
-        return "channels_last" if self.channels_last else "contiguous"
 
 
 @dataclasses.dataclass
@@ -109,7 +71,7 @@ def find_cases(asked: Layers) -> list[Case]:
     """The distinct cases of a network, by one batch through it."""
     asked.check()
     net = networks.build(asked.model, asked.input_shape, asked.classes)
-    net = sparsify(net, asked.density, offset=networks.offset_of(asked.offset), allocation="epl")
+    net = sparsify(net, asked.density, offset=asked.offset, allocation="epl")
     in_format(net, asked.memory_format)
     cases: dict[Hashable, Case] = {}
     named = [(name, layer) for name, layer in net.named_modules() if isinstance(layer, DpsLayer)]

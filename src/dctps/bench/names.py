@@ -11,9 +11,7 @@ import hashlib
 from collections.abc import Iterable
 from typing import Any
 
-from dctps.bench.layers import Layers
-from dctps.bench.scaling import Scaling
-from dctps.bench.steps import Steps
+from dctps.bench.subjects import Layers, Scaling, Steps
 
 LONGEST = 120  # characters of a name; longer ones are cut
 NAMED = (

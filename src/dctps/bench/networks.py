@@ -7,23 +7,11 @@ from torch import Tensor, nn
 
 from dctps import models
 from dctps.base import user_code
+from dctps.base.registry import is_none, unknown
 from dctps.core.allocation import check_density
-from dctps.core.offsets import OFFSETS, TransformOffset
+from dctps.core.offsets import TransformOffset
 from dctps.models import MODELS
 from dctps.nn.diagnose import check_input
-
-NONE = "none"  # the name of no offset
-
-
-def offset_of(name: str) -> str | None:
-    """The offset that `sparsify` takes; "none" is classical pruning."""
-    if name == NONE:
-        return None
-    if name not in OFFSETS and "/" not in name:
-        known = ", ".join([*OFFSETS, NONE])
-        raise ValueError(f"unknown offset {name!r}; choose one of: {known}, or say transform/order/signs/rows/seed")
-    TransformOffset.parse(name)
-    return name
 
 
 def check(names: Sequence[str], densities: Sequence[float], offsets: Sequence[str]) -> None:
@@ -33,11 +21,22 @@ def check(names: Sequence[str], densities: Sequence[float], offsets: Sequence[st
             raise ValueError(f"name at least one {what}")
     for name in names:
         if ":" not in name and name not in MODELS:
-            raise ValueError(f"unknown model {name!r}; say package.module:function or one of: {', '.join(MODELS)}")
+            raise ValueError(unknown("model", name, MODELS, ", or say package.module:function"))
+    check_densities(densities)
+    check_offsets(offsets)
+
+
+def check_densities(densities: Sequence[float]) -> None:
+    """ValueError unless all densities are in (0, 1]."""
     for density in densities:
         check_density(density)
+
+
+def check_offsets(offsets: Sequence[str]) -> None:
+    """ValueError unless all are names of offsets, or stand for none."""
     for offset in offsets:
-        offset_of(offset)
+        if not is_none(offset):
+            TransformOffset.parse(offset)
 
 
 def build(name: str, input_shape: tuple[int, ...], classes: int, seed: int = 0) -> nn.Module:

@@ -7,85 +7,19 @@ one for each pixel. Both counts stand beside the times, so that a figure can sho
 import dataclasses
 import math
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
 
 import torch
 from torch import nn
 
 from dctps.base.words import percent
-from dctps.bench import networks
 from dctps.bench.calls import there_and_back
-from dctps.bench.stopwatch import check_counts, interleaved
-from dctps.core.allocation import check_density
+from dctps.bench.stopwatch import interleaved
+from dctps.bench.subjects import SCALING_WARMUP, Scaling
+from dctps.bench.subjects import ScalingCell as Cell
 from dctps.core.complexity import product_operations
 from dctps.nn.layers import DpsConv2d, DpsLinear
 
-WARMUP = 2
 KERNEL = 3
-
-
-@dataclasses.dataclass(frozen=True)
-class Scaling:
-    """One layer, forward and backward: time against its size at one density, and against the density at one size.
-
-    A linear layer of n x n, and a 3 x 3 convolution from c to c channels.
-    """
-
-    sizes: tuple[int, ...] = (256, 512, 1024, 2048, 4096, 8192)
-    """Sizes n of the linear layer."""
-    channels: tuple[int, ...] = (32, 64, 128, 256, 512)
-    """Channels c of the convolution."""
-    density: float = 1e-3
-    """The density at which the size changes."""
-    densities: tuple[float, ...] = (1e-4, 1e-3, 1e-2, 1e-1)
-    """Densities at which the size is fixed."""
-    fixed_size: int = 2048
-    """The size n at which the density changes."""
-    fixed_channels: int = 256
-    """The channels c at which the density changes."""
-    pixels: int = 8
-    """Height and width of the convolution's images."""
-    batch: int = 32
-    """Examples per batch."""
-    offset: str = "dct"
-    """A name of dctps.OFFSETS, transform/order/signs/rows/seed, or none."""
-    repeats: int = 7
-    """Times that every layer is measured; the median is reported."""
-    dense_limit: float = 2.0
-    """Gigabytes of weight and gradient beyond which the dense layer is left out."""
-
-    def check(self) -> None:
-        """ValueError for what cannot be measured, before anything is."""
-        for density in (self.density, *self.densities):
-            check_density(density)
-        networks.offset_of(self.offset)
-        counts = {"sizes": min(self.sizes, default=1), "channels": min(self.channels, default=1)}
-        check_counts(**counts, fixed_size=self.fixed_size, fixed_channels=self.fixed_channels, pixels=self.pixels)
-        check_counts(batch=self.batch, repeats=self.repeats)
-        if not self.dense_limit >= 0:
-            raise ValueError(f"--dense-limit must not be negative, but is {self.dense_limit}")
-
-    @property
-    def cells(self) -> list["Cell"]:
-        axes = {"linear": (self.sizes, self.fixed_size), "conv": (self.channels, self.fixed_channels)}
-        cells = []
-        for layer, (sizes, fixed) in axes.items():
-            cells += [Cell("size", layer, size, self.density) for size in sizes]
-            cells += [Cell("density", layer, fixed, density) for density in self.densities]
-        return cells
-
-    @property
-    def rounds(self) -> int:
-        return len(self.cells) * (WARMUP + self.repeats)
-
-
-class Cell(NamedTuple):
-    """One layer to measure; `sweep` says what changes between the cells of one curve."""
-
-    sweep: str
-    layer: str
-    size: int
-    density: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,14 +55,14 @@ def measure(asked: Scaling, tick: Callable[[], object] = lambda: None) -> Iterat
 
 def _measure_cell(asked: Scaling, cell: Cell, tick: Callable[[], object]) -> list[ScalingRow]:
     torch.manual_seed(0)
-    ours = _ours(cell, networks.offset_of(asked.offset))
+    ours = _ours(cell, asked.offset)
     spatial = (asked.pixels, asked.pixels) if cell.layer == "conv" else ()
     x = torch.randn(asked.batch, cell.size, *spatial, requires_grad=True)
     layers: dict[str, nn.Module] = {"ours": ours}
     if 2 * 4 * math.prod(ours.geometry.weight_shape) <= 1e9 * asked.dense_limit:
         layers = {"dense": _dense(cell), **layers}
     runs = {name: there_and_back(layer, x) for name, layer in layers.items()}
-    times = interleaved(runs, asked.repeats, WARMUP, tick)
+    times = interleaved(runs, asked.repeats, SCALING_WARMUP, tick)
     return [
         ScalingRow(
             **cell._asdict(),
@@ -147,7 +81,7 @@ def _measure_cell(asked: Scaling, cell: Cell, tick: Callable[[], object]) -> lis
     ]
 
 
-def _ours(cell: Cell, offset: str | None) -> DpsLinear | DpsConv2d:
+def _ours(cell: Cell, offset: str) -> DpsLinear | DpsConv2d:
     n = cell.size
     if cell.layer == "linear":
         return DpsLinear(n, n, bias=False, density=cell.density, offset=offset)

@@ -2,69 +2,18 @@
 
 import dataclasses
 import gc
-import itertools
 from collections.abc import Callable, Iterator, Mapping
-from typing import Annotated, NamedTuple
 
 import torch
-import tyro
 
 from dctps.base.words import percent
 from dctps.bench import networks
 from dctps.bench.calls import Call, inference, training_step
 from dctps.bench.contenders import FORMATS, Contender, contenders
 from dctps.bench.footprint import memory
-from dctps.bench.stopwatch import Times, check_counts, interleaved
-
-
-@dataclasses.dataclass(frozen=True)
-class Steps:
-    """Whole training steps (zero_grad, forward, cross entropy, backward, Adam, float32) or inferences, in turn.
-
-    Contenders: the dense network, the published formulation (two dense products, dense gradients), ours and, for the
-    offset none, SparseProp where it is installed; each in the better of both memory formats.
-    """
-
-    models: Annotated[tuple[str, ...], tyro.conf.arg(aliases=["--model"])] = ("resnet18",)
-    """Networks of dctps.models, or your own as package.module:function (function() returns an nn.Module)."""
-    densities: Annotated[tuple[float, ...], tyro.conf.arg(aliases=["--density"])] = (1e-2, 1e-3)
-    """Fractions of the weights that train, in (0, 1]."""
-    offsets: Annotated[tuple[str, ...], tyro.conf.arg(aliases=["--offset"])] = ("dct",)
-    """Offsets: names of dctps.OFFSETS, transform/order/signs/rows/seed, or none."""
-    batch: int = 128
-    """Examples per step."""
-    steps: int = 7
-    """Rounds that count; the median is reported."""
-    warmup: int = 2
-    """Rounds before them that do not count; the first also chooses the backends of our layers."""
-    inference: bool = False
-    """Forward passes in eval mode under torch.inference_mode, instead of training steps."""
-    input_shape: tuple[int, ...] = (3, 32, 32)
-    """Shape of one example."""
-    classes: int = 10
-    """Classes of the targets."""
-
-    def check(self) -> None:
-        """ValueError for what cannot be measured, before anything is."""
-        networks.check(self.models, self.densities, self.offsets)
-        check_counts(batch=self.batch, steps=self.steps, warmup=self.warmup, classes=self.classes)
-        check_counts(input_shape=min(self.input_shape, default=0))
-
-    @property
-    def cells(self) -> list["Cell"]:
-        return [Cell(*of) for of in itertools.product(self.models, self.densities, self.offsets)]
-
-    @property
-    def rounds(self) -> int:
-        return len(self.cells) * (self.warmup + self.steps)
-
-
-class Cell(NamedTuple):
-    """What the contenders are compared on."""
-
-    model: str
-    density: float
-    offset: str
+from dctps.bench.stopwatch import Times, interleaved
+from dctps.bench.subjects import StepCell as Cell
+from dctps.bench.subjects import Steps
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,8 +49,8 @@ def measure(asked: Steps, tick: Callable[[], object] = lambda: None) -> Iterator
 
 
 def _measure_cell(asked: Steps, cell: Cell, tick: Callable[[], object]) -> list[StepRow]:
-    shape, offset = (asked.batch, *asked.input_shape), networks.offset_of(cell.offset)
-    made = contenders(networks.build(cell.model, asked.input_shape, asked.classes), cell.density, offset, shape)
+    shape = (asked.batch, *asked.input_shape)
+    made = contenders(networks.build(cell.model, asked.input_shape, asked.classes), cell.density, cell.offset, shape)
     x, target = torch.randn(shape), torch.randint(asked.classes, (asked.batch,))
     runs = {(one.name, one.memory_format): _call(asked, one, x, target) for one in made}
     times = interleaved(runs, asked.steps, asked.warmup, tick)

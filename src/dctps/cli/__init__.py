@@ -1,11 +1,14 @@
 """The command `dctps`: one file per subcommand, which is imported when it runs."""
 
 import dataclasses
+import os
 import sys
 
+from dctps.base.registry import unknown
 from dctps.base.user_code import find_function
 
 DESCRIPTION = "Dense for the price of sparse: layers W = alpha D + S with a fast transform D that is never stored."
+BROKEN_PIPE = 141  # the exit code of a program that the signal SIGPIPE ended
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,9 +25,9 @@ class Command:
         if not self.has_flags:
             call(arguments)
             return
-        import tyro
+        from dctps.cli.flags import parse
 
-        tyro.cli(call, prog=f"dctps {name}", args=arguments)
+        parse(call, name, arguments)
 
 
 COMMANDS: dict[str, Command] = {
@@ -41,28 +44,45 @@ COMMANDS: dict[str, Command] = {
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a subcommand and return the exit code. A mistake of the user is one line on standard error and code 2."""
-    name, *rest = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    try:
+        try:
+            return _main(sys.argv[1:] if arguments is None else arguments)
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:  # whoever reads the output has seen enough, as `head` has
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more when it ends
+        return BROKEN_PIPE
+
+
+def _main(arguments: list[str]) -> int:
+    name, *rest = arguments or ["--help"]
     if name in ("-h", "--help"):
         print(_help())
         return 0
+    if name == "--version":
+        import dctps
+
+        print(f"dctps {dctps.__version__}")
+        return 0
     if name not in COMMANDS:
-        print(f"dctps: unknown command {name!r}; choose one of: {', '.join(COMMANDS)}", file=sys.stderr)
+        print(f"dctps: {unknown('command', name, COMMANDS)}", file=sys.stderr)
         return 2
     return _run(name, rest)
 
 
 def _run(name: str, arguments: list[str]) -> int:
-    from dctps.checkpoint.contents import CheckpointError
-    from dctps.methods.pruning.collapse import CollapseError
-    from dctps.train.runs import RunError
     from dctps.train.signals import Interrupted
 
     try:
         COMMANDS[name].run(name, arguments)
+    except BrokenPipeError:
+        raise
     except Interrupted as stop:
         print(f"dctps: {stop}", file=sys.stderr)
         return stop.code
-    except (CheckpointError, RunError, CollapseError, ValueError, OSError, ModuleNotFoundError) as error:
+    except Exception as error:
+        if not _is_mistake(error):
+            raise
         print(f"dctps: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
@@ -71,6 +91,25 @@ def _run(name: str, arguments: list[str]) -> int:
     return 0
 
 
+def _is_mistake(error: Exception) -> bool:
+    """Return whether an error is one of the user, whose message says everything, and not one of this program."""
+    if isinstance(error, ValueError | OSError | ModuleNotFoundError):
+        return True
+    from dctps.checkpoint.contents import CheckpointError
+    from dctps.methods.pruning.collapse import CollapseError
+    from dctps.train.runs import RunError
+
+    return isinstance(error, CheckpointError | RunError | CollapseError)
+
+
 def _help() -> str:
     lines = [f"  {name:10}{command.help}" for name, command in COMMANDS.items()]
-    return "\n".join(["usage: dctps COMMAND ...", "", DESCRIPTION, "", *lines, "", "dctps COMMAND --help says more."])
+    last = ["dctps COMMAND --help says more. dctps --version prints the version. The first steps:", "", *FIRST_STEPS]
+    return "\n".join(["usage: dctps COMMAND ...", "", DESCRIPTION, "", *lines, "", *last])
+
+
+FIRST_STEPS = (
+    "  dctps demo",
+    "  dctps train --model small_cnn --data digits --density 0.01 --epochs 5",
+    "  dctps report runs",
+)

@@ -6,16 +6,15 @@ densities. Test accuracies are those of the epoch with the best validation accur
 """
 
 import dataclasses
-import importlib.util
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from dctps.base.extras import require
 from dctps.base.progress import counting_bar
 from dctps.base.words import percent
-from dctps.train.session import fit
 from dctps.train.settings import Runtime, Settings
 
 DENSITIES = (0.05, 0.01, 0.002)
@@ -41,9 +40,8 @@ def demo(output: Path = Path("demo"), epochs: int = 30, seed: int = 0) -> None:
         epochs: Number of passes over the training images, for each of the seven networks.
         seed: Seed of the initialisation, the supports and the order of the images.
     """
-    for package in ("sklearn", "matplotlib"):
-        if importlib.util.find_spec(package) is None:
-            raise ModuleNotFoundError(f"the demo needs {package}; install it with: pip install 'dctps[demo]'")
+    for module in ("sklearn", "matplotlib"):
+        require(module, "the demo", extra="demo")
     output.mkdir(parents=True, exist_ok=True)
     console = Console()
     console.print("Training a small network on 8 x 8 digits: dense, DCTpS and randomly pruned.")
@@ -64,6 +62,8 @@ def _settings(method: str, density: float, epochs: int, seed: int) -> Settings:
 
 
 def _train_all(epochs: int, seed: int, runs: Path, console: Console) -> list[Row]:
+    from dctps.train.session import fit
+
     trainings = [("dense", 1.0), *((method, density) for method in METHODS for density in DENSITIES)]
     rows = []
     with counting_bar("{task.fields[note]}", description="{task.description:<14}", console=console) as progress:

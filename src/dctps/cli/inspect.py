@@ -1,7 +1,7 @@
 """`dctps inspect FILE`: what is in a file, and where its bytes go."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 from rich.box import SIMPLE_HEAD
@@ -9,8 +9,9 @@ from rich.console import Console
 from rich.table import Table
 
 from dctps.base.words import percent
-from dctps.checkpoint.contents import Contents, read
-from dctps.checkpoint.manifest import POSITIONS
+
+if TYPE_CHECKING:
+    from dctps.checkpoint.contents import Contents
 
 
 def inspect(file: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")]) -> None:
@@ -19,13 +20,15 @@ def inspect(file: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="F
     Args:
         file: File that dctps.save wrote.
     """
+    from dctps.checkpoint.contents import read
+
     contents = read(file)
     console = Console()
     console.print(_layers(contents))
     console.print(_bytes(contents, file.stat().st_size))
 
 
-def _layers(contents: Contents) -> Table:
+def _layers(contents: "Contents") -> Table:
     table = Table("layer", box=SIMPLE_HEAD)
     table.add_column("shape", no_wrap=True)
     for column in ("values", "density"):
@@ -42,7 +45,7 @@ def _layers(contents: Contents) -> Table:
     return table
 
 
-def _bytes(contents: Contents, total: int) -> Table:
+def _bytes(contents: "Contents", total: int) -> Table:
     parts = part_bytes(contents, total)
     table = Table("part", box=SIMPLE_HEAD, show_footer=True)
     table.add_column("bytes", f"{total:,}", justify="right")
@@ -52,8 +55,10 @@ def _bytes(contents: Contents, total: int) -> Table:
     return table
 
 
-def part_bytes(contents: Contents, total: int) -> dict[str, int]:
+def part_bytes(contents: "Contents", total: int) -> dict[str, int]:
     """Bytes of the values, positions, alphas, biases of sparse layers, BatchNorm, the rest and the header."""
+    from dctps.checkpoint.manifest import POSITIONS
+
     sparse = {f"{entry.name}." if entry.name else "" for entry in contents.entries}
     normed = {n.removesuffix("running_mean") for n in contents.tensors if n.endswith(".running_mean")}
     parts = dict.fromkeys(("values", "positions", "alpha", "bias", "BatchNorm", "other parameters and buffers"), 0)

@@ -3,17 +3,18 @@
 import dataclasses
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from dctps.experiments.board import Board
-from dctps.experiments.cells import Cell
-from dctps.experiments.engines import Engine, default_local
-from dctps.experiments.grids import read_grid
-from dctps.experiments.perform import is_over
-from dctps.experiments.sweep import Outcome, sweep
+from dctps.base.extras import require
+from dctps.cli.flags import parse
 from dctps.train.settings import Runtime
+
+if TYPE_CHECKING:
+    from dctps.experiments.cells import Cell
+    from dctps.experiments.engines import Engine
+    from dctps.experiments.sweep import Outcome
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,10 +38,13 @@ class Machines:
     retry: bool = False
     """Also repeat the runs that failed before. A pruning method that collapsed is a result and is not repeated."""
 
-    def build(self) -> Engine:
+    def build(self) -> "Engine":
         """The engine that these flags ask for."""
         if self.engine == "local":
+            from dctps.experiments.engines import default_local
+
             return default_local(self.processes, self.threads)
+        require("ray", "a sweep on a cluster")
         from dctps.experiments.ray_engine import Ray
 
         return Ray(self.address, cpus=self.cpus, gpus=self.gpus, shared=self.shared, threads=self.threads)
@@ -68,8 +72,27 @@ class Place:
 class Arguments:
     """Run the trainings of a grid that are not finished yet.
 
-    FILE has the settings of `dctps train` under [settings], with a list where there are several values, as in
-    density = [0.05, 0.01]. All combinations of the values are run.
+    FILE has the settings of `dctps train` under [settings], with a list where there are several values. All
+    combinations of the values are run. Optional [[lines]] are variants by name. This grid.toml has eight runs:
+
+      [settings]
+      model = "small_cnn"
+      data = "digits"
+      epochs = 5
+      density = [0.05, 0.01]
+      seed = [0, 1]
+
+      [[lines]]
+      name = "DCTpS"
+
+      [[lines]]
+      name = "Random"
+      offset = "none"
+
+    The same command goes on where a sweep stopped.
+
+      dctps sweep grid.toml --list
+      dctps sweep grid.toml
     """
 
     file: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")]
@@ -82,7 +105,9 @@ class Arguments:
 
 def run_sweep(arguments: list[str]) -> None:
     """Run the trainings of a grid, or list them."""
-    given = tyro.cli(Arguments, prog="dctps sweep", args=arguments)
+    given = parse(Arguments, "sweep", arguments)
+    from dctps.experiments.grids import read_grid
+
     cells = read_grid(given.file)
     if given.list:
         _list(cells, given.place)
@@ -94,14 +119,25 @@ def run_sweep(arguments: list[str]) -> None:
     exit_if_failed(outcome)
 
 
-def run_missing(cells: list[Cell], machines: Machines, place: Place) -> Outcome:
-    """Run the cells that are not over, with a table that shows how far they are."""
+def run_missing(cells: list["Cell"], machines: Machines, place: Place) -> "Outcome":
+    """Run the cells that are not over, with a table that shows how far they are.
+
+    What is known to be wrong with one of them is an error before the first of them is run.
+    """
+    from dctps.experiments.board import Board
+    from dctps.experiments.perform import is_over
+    from dctps.experiments.sweep import sweep
+    from dctps.train.beforehand import check_beforehand
+
     runtime, engine = place.runtime(), machines.build()
+    for cell in cells:
+        if not is_over(cell.run(runtime.runs)):
+            check_beforehand(cell.settings, runtime)
     with Board(cells, runtime.runs, place.quiet) as board:
         return sweep(cells, runtime, engine, board, retry=machines.retry)
 
 
-def describe_outcome(outcome: Outcome) -> str:
+def describe_outcome(outcome: "Outcome") -> str:
     """How many runs are done, collapsed and failed, and why the first of them failed."""
     collapsed = f", {outcome.collapsed} collapsed" if outcome.collapsed else ""
     lines = [f"{outcome.done} runs done{collapsed}, {len(outcome.failed)} failed"]
@@ -109,14 +145,18 @@ def describe_outcome(outcome: Outcome) -> str:
     return "\n".join(lines)
 
 
-def exit_if_failed(outcome: Outcome) -> None:
+def exit_if_failed(outcome: "Outcome") -> None:
     """Exit with code 1 if runs failed, so that scripts see it; a method that collapsed is a result and no failure."""
     if outcome.failed:
-        print(f"dctps: {len(outcome.failed)} of {len(outcome.cells)} runs failed", file=sys.stderr)
+        failed = f"{len(outcome.failed)} of {len(outcome.cells)} runs failed"
+        hint = "when the cause is mended, run them again by the same command with --retry"
+        print(f"dctps: {failed}; {hint}", file=sys.stderr)
         raise SystemExit(1)
 
 
-def _list(cells: list[Cell], place: Place) -> None:
+def _list(cells: list["Cell"], place: Place) -> None:
+    from dctps.experiments.perform import is_over
+
     over = [is_over(cell.run(place.runs)) for cell in cells]
     for cell, done in zip(cells, over, strict=True):
         print(f"{cell.id}  {'done   ' if done else 'missing'}  {cell.line}")

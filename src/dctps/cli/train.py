@@ -1,14 +1,14 @@
 """`dctps train`: train a network by the paper's protocol, resumably. Flags are generated from the settings."""
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 
+from dctps.base.files import read_table
 from dctps.base.registry import lookup
-from dctps.train.session import fit
+from dctps.cli.flags import parse
 from dctps.train.settings import PRESETS, Runtime, Settings, from_json
 
 
@@ -19,12 +19,20 @@ class Start:
     preset: str | None = None
     """Preset that the settings start from: paper-adam (the defaults), paper-sgd or paper-lenet."""
     config: Path | None = None
-    """JSON file that the settings start from, such as the config.json of another run."""
+    """File that the settings start from, in JSON or TOML, such as the config.json of another run."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Arguments:
-    """Train a network, or go on where it stopped. A finished run is not trained again."""
+    """Train a network, or go on where it stopped. A finished run is not trained again.
+
+    Without a density the network is dense. Every run has a folder of its own in runs/, which is named
+    after its settings; the same command finds it again.
+
+      dctps train --model small_cnn --data digits --density 0.01 --epochs 5
+      dctps train --model lenet --data digits32 --density 0.01 --offset none --epochs 5
+      dctps train --preset paper-lenet --density 0.01
+    """
 
     start: Annotated[Start, tyro.conf.arg(name="")] = dataclasses.field(default_factory=Start)
     settings: Annotated[Settings, tyro.conf.arg(name="")] = dataclasses.field(default_factory=Settings)
@@ -35,11 +43,13 @@ def train(arguments: list[str]) -> None:
     """Train a network by the paper's protocol, or go on where it stopped."""
     first = _parse(arguments, Settings())
     chosen = _parse(arguments, _base(first.start))
+    from dctps.train.session import fit
+
     fit(chosen.settings, chosen.runtime)
 
 
 def _parse(arguments: list[str], base: Settings) -> Arguments:
-    return tyro.cli(Arguments, prog="dctps train", args=arguments, default=Arguments(settings=base))
+    return parse(Arguments, "train", arguments, default=Arguments(settings=base))
 
 
 def _base(start: Start) -> Settings:
@@ -50,7 +60,8 @@ def _base(start: Start) -> Settings:
         return lookup(PRESETS, start.preset, "preset")
     if start.config is None:
         return Settings()
+    content = read_table(start.config, "settings")
     try:
-        return from_json(json.loads(start.config.read_text()))
+        return from_json(content)
     except ValueError as error:
         raise ValueError(f"{start.config}: {error}") from error

@@ -26,7 +26,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from dctps.base.registry import lookup
+from dctps.base.registry import NONE, is_none, lookup, unknown
 from dctps.core.patch_offset import PatchOffset
 from dctps.core.support import check_seed
 from dctps.core.transforms import TRANSFORMS
@@ -91,7 +91,9 @@ class TransformOffset:
         if len(fields) == 5 and fields[4].isascii() and fields[4].isdigit():
             transform, order, signs, rows, seed = fields
             return cls(transform, order, signs, rows, int(seed))
-        return lookup(OFFSETS, name, "offset")
+        if name not in OFFSETS:
+            raise ValueError(unknown("offset", name, [*OFFSETS, NONE], ", or say transform/order/signs/rows/seed"))
+        return OFFSETS[name]
 
 
 # the values that the fields of a recipe may have
@@ -108,8 +110,11 @@ OffsetLike = str | TransformOffset | Offset | Callable[[tuple[int, ...]], Offset
 
 
 def resolve(offset: OffsetLike, weight_shape: Sequence[int]) -> Offset | None:
-    """Return the offset of a weight; a user may pass a name, a recipe, an `Offset`, or a function of the shape."""
-    if offset is None:
+    """Return the offset of a weight; a user may pass a name, a recipe, an `Offset`, or a function of the shape.
+
+    None and the names "none" and "None" mean no offset.
+    """
+    if is_none(offset):
         return None
     if isinstance(offset, str):
         offset = TransformOffset.parse(offset)

@@ -6,6 +6,8 @@ A new data set is a module with a loader and a `DatasetInfo`, which is entered i
 import os
 from pathlib import Path
 
+from dctps.base.extras import require
+from dctps.base.registry import unknown
 from dctps.data.batches import Batches, split
 from dctps.data.cifar import CIFAR10, CIFAR100
 from dctps.data.dataset import DataError, Dataset, DatasetInfo
@@ -15,7 +17,7 @@ from dctps.data.mnist import FASHION_MNIST, MNIST
 from dctps.data.sources import data_root
 from dctps.data.tiny_imagenet import TINY_IMAGENET
 
-__all__ = ["DATASETS", "Batches", "DataError", "Dataset", "DatasetInfo", "data_root", "load", "split"]
+__all__ = ["DATASETS", "Batches", "DataError", "Dataset", "DatasetInfo", "check", "data_root", "load", "split"]
 
 DATASETS: dict[str, DatasetInfo] = {
     info.name: info for info in (CIFAR10, CIFAR100, TINY_IMAGENET, MNIST, FASHION_MNIST, DIGITS, DIGITS32)
@@ -28,8 +30,18 @@ def load(name: str, root: str | os.PathLike[str] | None = None) -> Dataset:
 
     The files are looked for in root/<name>/ and in root itself. The default root is $DCTPS_DATA or ~/.cache/dctps.
     """
+    check(name)
     if name.startswith(FOLDER):
         return load_folder(Path(name.removeprefix(FOLDER)).expanduser())
-    if name not in DATASETS:
-        raise DataError(f"unknown data set {name!r}; choose one of: {', '.join(DATASETS)}, or {FOLDER}PATH")
     return DATASETS[name](data_root(root))
+
+
+def check(name: str) -> None:
+    """Raise DataError if `load` does not know the name, ModuleNotFoundError if a package that it needs is missing."""
+    if name.startswith(FOLDER):
+        require("PIL", "a folder of images")
+        return
+    if name not in DATASETS:
+        raise DataError(unknown("data set", name, DATASETS, f", or {FOLDER}PATH"))
+    for module in DATASETS[name].modules:
+        require(module, f"the data set {name}")

@@ -81,6 +81,8 @@ class DatasetInfo:
     training_images: int
     loader: Callable[[Path], Dataset]
     files: tuple[Remote, ...] = ()  # the official files; none if the data come with a package
+    modules: tuple[str, ...] = ()  # modules of dctps.base.extras that the loader imports
+    enlarged: str | None = None  # the data set with the same images as 3 x 32 x 32, if there is one
 
     @property
     def image_shape(self) -> tuple[int, int, int]:

@@ -10,15 +10,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dctps.base.extras import needed
 from dctps.data.dataset import Dataset, DatasetInfo
-from dctps.data.sources import needed
 
 TRAINING = 1437  # images, the usual four fifths of 1797
 
 
 def load_digits(root: Path) -> Dataset:
     """Load the first 1,437 digits for training and the last 360 for the test; the root is not looked at."""
-    digits = needed("sklearn.datasets", "scikit-learn", "demo").load_digits()
+    digits = needed("sklearn.datasets", "the data set digits").load_digits()
     # The values are 0 to 16; 15 is the largest whole factor with which they fit a byte.
     images = torch.from_numpy(np.round(digits.images * 15).astype(np.uint8))[:, None]
     labels = torch.from_numpy(digits.target.astype(np.int64))
@@ -54,7 +54,15 @@ def _enlarged(images: Tensor) -> Tensor:
 
 
 DIGITS = DatasetInfo(
-    name="digits", title="digits", channels=1, side=8, classes=10, training_images=TRAINING, loader=load_digits
+    name="digits",
+    title="digits",
+    channels=1,
+    side=8,
+    classes=10,
+    training_images=TRAINING,
+    loader=load_digits,
+    modules=("sklearn",),
+    enlarged="digits32",
 )
 DIGITS32 = DatasetInfo(
     name="digits32",
@@ -64,4 +72,5 @@ DIGITS32 = DatasetInfo(
     classes=10,
     training_images=TRAINING,
     loader=load_digits32,
+    modules=("sklearn",),
 )

@@ -13,10 +13,12 @@ from typing import Any
 
 from rich.progress import DownloadColumn, Progress, TaskID, TransferSpeedColumn
 
+from dctps.base.extras import needed
 from dctps.base.progress import progress_bar
+from dctps.base.registry import unknown
 from dctps.data import DATASETS
 from dctps.data.dataset import DataError, Remote
-from dctps.data.sources import data_root, needed
+from dctps.data.sources import data_root
 
 NETWORK = (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError, ssl.SSLError)
 ATTEMPTS = 10
@@ -30,13 +32,13 @@ def get(name: str, root: str | os.PathLike[str] | None = None) -> list[Path]:
     Files that are not there, or have a wrong checksum, are fetched.
     """
     if name not in DATASETS:
-        raise DataError(f"unknown data set {name!r}; those that can be fetched are: {', '.join(DATASETS)}")
+        raise DataError(unknown("data set", name, DATASETS))
     folder = (data_root(root) / name).absolute()
     return [_fetch(remote, folder) for remote in DATASETS[name].files]
 
 
 def _fetch(remote: Remote, folder: Path) -> Path:
-    pooch: Any = needed("pooch", "pooch", "data")
+    pooch: Any = needed("pooch", "a download")
     download = _Resuming(folder / f"{remote.name}.part")
     try:
         options = {"known_hash": f"md5:{remote.md5}", "fname": remote.name, "path": folder, "downloader": download}

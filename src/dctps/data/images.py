@@ -19,11 +19,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as serialize
 from torch import Tensor
 
+from dctps.base.extras import needed
 from dctps.base.files import write_atomically
 from dctps.base.progress import progress_bar
 from dctps.data.archives import Source
 from dctps.data.dataset import DataError
-from dctps.data.sources import needed
 
 SUFFIXES = (".png", ".jpg", ".jpeg")
 Size = tuple[int, int]  # height, width
@@ -79,7 +79,7 @@ def _decode(source: Source, names: list[str], size: Size | None, advance: Callab
 
 def _pixels(source: Source, name: str) -> np.ndarray:
     """Return an image as uint8 (height, width, 3)."""
-    pillow = needed("PIL.Image", "pillow", "data")
+    pillow = needed("PIL.Image", "a data set of image files")
     content = source.read(name)
     try:
         with pillow.open(io.BytesIO(content)) as image:

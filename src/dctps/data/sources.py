@@ -1,10 +1,8 @@
-"""The folders in which data are looked for, and the errors when data or a package that reads them are missing."""
+"""The folders in which data are looked for, and the error when data are missing."""
 
-import importlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from dctps.data.dataset import DataError
 
@@ -29,11 +27,3 @@ def not_found(name: str, root: Path, files: Sequence[str]) -> DataError:
         f"found no {name} in {root / name} or {root}; put {' or '.join(files)} into {root / name}, "
         f"or run: dctps data get {name} --root {root}"
     )
-
-
-def needed(module: str, package: str, extra: str) -> Any:
-    """Import a module of an optional dependency, or say how to install it."""
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(f"this needs {package}; install it with: pip install 'dctps[{extra}]'") from error

@@ -44,6 +44,7 @@ TINY_IMAGENET = DatasetInfo(
     training_images=100_000,
     loader=load_tiny_imagenet,
     files=(Remote(f"http://cs231n.stanford.edu/{ARCHIVE}", "90528d7ca1a48142e341f4ef8d21d0de"),),
+    modules=("PIL",),
 )
 
 

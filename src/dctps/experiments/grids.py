@@ -15,25 +15,21 @@ TOML has no null, so "none" stands for it. `milestones` is one list for all runs
 """
 
 import itertools
-import json
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from dctps.base.files import read_table
 from dctps.experiments.cells import Cell, distinct
 from dctps.train.settings import from_json, non_defaults
-
-NONE = "none"
 
 
 def read_grid(file: Path) -> list[Cell]:
     """The cells of the grid in a file; ValueError with the name of the file if something is wrong in it."""
+    content = read_table(file, "a grid")
     try:
-        text = file.read_text()
-        content = tomllib.loads(text) if file.suffix == ".toml" else json.loads(text)
         return grid(content)
-    except ValueError as error:  # the parsers raise it too
+    except ValueError as error:
         raise ValueError(f"{file}: {error}") from error
 
 
@@ -61,4 +57,4 @@ def _cells(base: dict[str, Any], line: dict[str, Any]) -> Iterator[Cell]:
 
 def _values(key: str, value: Any) -> list[Any]:
     several = isinstance(value, list) and (key != "milestones" or any(isinstance(entry, list) for entry in value))
-    return [None if entry == NONE else entry for entry in (value if several else [value])]
+    return value if several else [value]

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from dctps.base.extras import needed
 from dctps.train.runs import RunError
 
 SHORT = 40  # characters of a path: Ray's sockets lie below it, and their paths may have at most 107
@@ -40,12 +41,8 @@ def import_ray() -> Any:
     """The module `ray`, set to print nothing; ModuleNotFoundError that says how to install it."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "^")  # Ray would print these lines on our terminal
-    try:
-        import ray
-        import ray.exceptions
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("sweeps on a cluster need Ray; install it with: pip install 'dctps[ray]'") from error
-    return ray
+    needed("ray.exceptions", "a sweep on a cluster")
+    return needed("ray", "a sweep on a cluster")
 
 
 def _init(ray: Any, address: str, options: dict[str, Any]) -> None:

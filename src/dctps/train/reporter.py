@@ -10,7 +10,7 @@ from torch import nn
 from dctps.base.progress import counting_bar
 from dctps.base.words import duration
 from dctps.nn.report import report
-from dctps.train.runs import Run, RunError
+from dctps.train.runs import Run
 from dctps.train.settings import Runtime, Settings, non_defaults
 
 
@@ -72,8 +72,6 @@ def tensorboard_writer(runtime: Runtime, run: Run) -> Any:
     """The writer of TensorBoard events into the run folder; None if they are not asked for."""
     if not runtime.tensorboard:
         return None
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ModuleNotFoundError as error:
-        raise RunError("--tensorboard needs tensorboard; install it with: pip install 'dctps[tensorboard]'") from error
+    from torch.utils.tensorboard import SummaryWriter  # `fit` has found out whether tensorboard is installed
+
     return SummaryWriter(str(run.folder / "tensorboard"))

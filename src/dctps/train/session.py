@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from dctps.base.machine import flushed_denormals, keep_memory
+from dctps.train.beforehand import check_beforehand
 from dctps.train.devices import choose_device
 from dctps.train.images import load
 from dctps.train.loop import OnEpoch, Surroundings, Trainer
@@ -30,6 +31,7 @@ def fit(
     A finished run is not trained again. `on_epoch` is called with the metrics of each epoch. `RunError` if the run
     cannot start or go on; `Interrupted` if a signal ended it.
     """
+    _check_arguments(settings, runtime)
     device = choose_device(runtime.device)
     if runtime.threads is not None:
         if runtime.threads < 1:
@@ -40,8 +42,21 @@ def fit(
     finished = _finished_result(settings, runtime)
     if finished is not None:
         return finished
+    check_beforehand(settings, runtime)
     with torch.random.fork_rng(), flushed_denormals(), processes(device) as group:
         return Session(Surroundings(runtime, device, group, load(settings, runtime.data_root))).fit(settings, on_epoch)
+
+
+def _check_arguments(settings: object, runtime: object) -> None:
+    """Raise TypeError, with an example, unless these are settings and a runtime."""
+    example = 'fit(Settings(model="lenet", data="digits32", density=0.01), Runtime(runs="runs"))'
+    if isinstance(settings, nn.Module):
+        name = type(settings).__name__
+        raise TypeError(f"fit builds the network itself, so it takes no {name}: name one in the settings, as {example}")
+    for argument, kind, given in (("first", Settings, settings), ("second", Runtime, runtime)):
+        if not isinstance(given, kind):
+            kinds = f"the {argument} argument of fit is a {kind.__name__}, not a {type(given).__name__}"
+            raise TypeError(f"{kinds}: say {example}")
 
 
 def _finished_result(settings: Settings, runtime: Runtime) -> Result | None:

@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any, Literal
 
-from dctps.train.settings_checks import check_settings, normalise_settings
+from dctps.train.settings_checks import check_settings, normalise_paths, normalise_settings
 
 Offset = str | None
 
@@ -20,25 +20,33 @@ class Settings:
     """What is trained, on what and how; these and only these decide a run's id."""
 
     model: str = "resnet50"
-    """Network to train: a name of dctps.models.MODELS, or package.module:function of your own."""
+    """Network to train: package.module:function of your own, or one of:
+    small_cnn, lenet, vgg11, vgg13, vgg16, vgg19, resnet18, resnet34, resnet50, resnet101, mobilenetv2,
+    fixup_resnet20, fixup_resnet32, fixup_resnet44, fixup_resnet56, fixup_resnet110."""
     width: int | None = None
     """Number of channels in the first stage of a ResNet or VGG. None takes the usual width of the network."""
     hidden: int | None = None
     """Number of units in LeNet's fourth layer. None takes the paper's 82."""
     data: str = "cifar10"
-    """Data set: a name of dctps.data.DATASETS, folder:PATH for a folder of images, or package.module:function."""
+    """Data set: folder:PATH for a folder of images, package.module:function of your own, or one of:
+    cifar10, cifar100, tiny_imagenet, mnist, fashion_mnist, digits, digits32.
+    The digits (8 x 8, and enlarged to 3 x 32 x 32) need no download."""
     images: int | None = None
     """Use only this many images, the first ones, for training and validation. None uses all."""
 
     density: float | None = None
     """Fraction of the weights that train. None trains the dense network."""
     offset: Offset = "dct"
-    """Offset D of the sparse layers: a name of dctps.OFFSETS. None is classical pruning, without an offset."""
+    """Offset D of the sparse layers: dct, dct_signed, dst, hartley, hadamard, srht, transform/order/signs/rows/seed,
+    or none for classical pruning, without an offset."""
     allocation: str = "epl"
-    """Rule that says how many weights each layer gets when they are drawn at random: a name of dctps.ALLOCATIONS."""
+    """Rule that says how many weights each layer gets when they are drawn at random:
+    uniform, epl, epf, erk, er, sqrt, epf_strict, uniform_paper, epl_paper, epf_paper, erk_paper, epl_paper_rigl,
+    erk_paper_rigl, erk_google."""
     method: str | None = None
-    """Method that chooses the weights: a name of dctps.METHODS (pruning at initialisation), or imp (lottery tickets).
-    None draws them at random."""
+    """Method that chooses the weights before training: random, magnitude, snip, iter_snip, grasp, force, force_paper,
+    synflow, or imp for lottery tickets.
+    None draws them by the allocation."""
     method_steps: int | None = None
     """Number of steps of the pruning method, or of rounds of imp. None takes the usual number of the method.
     The usual rounds of imp give up a fifth of the weights each."""
@@ -59,12 +67,13 @@ class Settings:
     drop_fraction: float = 0.3
     """Fraction of its weights that a layer moves in the first rewiring by rigl or set."""
     projection: str | None = None
-    """Train in a random subspace (Hyperplane Projection) in place of sparse weights: dense, sparse or fastfood.
+    """Train in a random subspace (Hyperplane Projection) in place of sparse weights:
+    dense, sparse, sparse_per_tensor or fastfood.
     The density gives the dimension of the subspace."""
     norm_density: float | None = None
     """Fraction of the channels of BatchNorm whose scale and shift train. None trains all of them."""
     alpha: float | str = 1.0
-    """Initial scale alpha of the offset: a number, or a rule of dctps.ALPHAS."""
+    """Initial scale alpha of the offset: a number, or one of the rules paper, exact and preserve."""
     train_alpha: bool = True
     """Train alpha together with the weights."""
     backend: str = "auto"
@@ -114,7 +123,7 @@ class Settings:
 
 @dataclasses.dataclass(frozen=True)
 class Runtime:
-    """Where and with what a run is executed; nothing here is part of a run's id."""
+    """Where and with what a run is executed; nothing here is part of a run's id. Paths may be given as strings."""
 
     runs: Path = Path("runs")
     """Folder in which every run has a folder of its own."""
@@ -130,6 +139,9 @@ class Runtime:
     """Also write TensorBoard events into the run folder, which needs the tensorboard extra."""
     quiet: bool = False
     """Print errors only, and no progress."""
+
+    def __post_init__(self) -> None:
+        normalise_paths(self)
 
 
 # --- in and out of JSON ---------------------------------------------------------------------------------------------

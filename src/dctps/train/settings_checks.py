@@ -7,11 +7,12 @@ A wrong setting is found when it is made and not in the middle of a training. Th
 import dataclasses
 import functools
 import math
+import os
 import typing
+from pathlib import Path
 from typing import Any, Literal
 
-from dctps.base.registry import lookup
-from dctps.methods.rewiring import REWIRINGS
+from dctps.base.registry import is_none, lookup
 
 POSITIVE = (
     "lr",
@@ -31,12 +32,26 @@ FRACTIONS = ("norm_density", "rewire_until", "drop_fraction")
 
 
 def normalise_settings(settings: Any) -> None:
-    """Give all numbers their declared type, so that 1 and 1.0, 0.0 and -0.0, [1] and (1,) are one setting."""
+    """Give all values their declared type, so that 1 and 1.0, 0.0 and -0.0, [1] and (1,), "none" and None are one."""
     for field in dataclasses.fields(settings):
         hint, value = _hints(settings)[field.name], getattr(settings, field.name)
+        if type(None) in typing.get_args(hint) and is_none(value):
+            value = None
         if float in (hint, *typing.get_args(hint)) and type(value) in (int, float):
             value = float(value) + 0.0
         object.__setattr__(settings, field.name, tuple(value) if isinstance(value, list) else value)
+
+
+def normalise_paths(runtime: Any) -> None:
+    """Make paths of all strings that stand for paths; raise ValueError for what cannot be one."""
+    for field in dataclasses.fields(runtime):
+        hint, value = _hints(runtime)[field.name], getattr(runtime, field.name)
+        options = typing.get_args(hint) or (hint,)
+        if Path not in options or (value is None and type(None) in options):
+            continue
+        if not isinstance(value, str | os.PathLike) or not os.fspath(value):
+            raise ValueError(f"{field.name} cannot be {value!r}; it is the path of a folder")
+        object.__setattr__(runtime, field.name, Path(value).expanduser())
 
 
 def check_settings(settings: Any) -> None:
@@ -94,6 +109,8 @@ def _check_ranges(settings: Any) -> None:
 
 def _check_methods(settings: Any) -> None:
     if settings.rewire is not None:
+        from dctps.methods.rewiring import REWIRINGS  # it imports torch, which the flags of a command do not need
+
         lookup(REWIRINGS, settings.rewire, "rewire")
     for name in ("method", "rewire", "projection"):
         if getattr(settings, name) is not None and settings.density is None:
@@ -107,6 +124,6 @@ def _check_lottery(settings: Any) -> None:
     if settings.imp_round is not None and (not is_imp or settings.imp_round < 0):
         raise ValueError(f"imp_round {settings.imp_round}: rounds are numbered from 0 and belong to the method imp")
     if is_imp and (settings.offset is not None or settings.density == 1):
-        raise ValueError("imp prunes a network without an offset: say --offset None and a density below 1")
+        raise ValueError("imp prunes a network without an offset: say --offset none and a density below 1")
     if settings.imp_rewind < 0 or (settings.imp_rewind and not is_imp):
         raise ValueError(f"imp_rewind {settings.imp_rewind}: it is a number of steps, for the method imp alone")

@@ -54,7 +54,9 @@ def _check_images(model: nn.Module, settings: Settings, dataset: data.Dataset) -
     """Raise ValueError unless the network takes the images of the data set."""
     shape = " x ".join(map(str, dataset.train_images.shape[1:]))
     problem = f"{settings.model} does not take the {shape} images of {settings.data}"
-    check_input(model, dataset.train_images[:1].float(), lambda reason: f"{problem}: {reason}")
+    info = data.DATASETS.get(settings.data)
+    hint = f"; {info.enlarged} has the same images as 3 x 32 x 32" if info is not None and info.enlarged else ""
+    check_input(model, dataset.train_images[:1].float(), lambda reason: f"{problem}: {reason}{hint}")
 
 
 def prepare(

@@ -1,15 +1,15 @@
 """Pages of panels: their fonts and sizes, the title, the legend and small print below the panels, and their files."""
 
 import contextlib
-import importlib.util
 import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from dctps.base.extras import is_installed, missing
 from dctps.base.files import write_atomically
 
-WHY_NOT = "no figure: it needs matplotlib, pip install 'dctps[figures]'"
+WHY_NOT = missing("matplotlib", "a figure")
 SETTINGS: Any = {
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans"],  # comes with matplotlib, hence the same on every machine
@@ -43,7 +43,7 @@ DPI = 160
 
 def available() -> bool:
     """Return whether matplotlib is installed."""
-    return importlib.util.find_spec("matplotlib") is not None
+    return is_installed("matplotlib")
 
 
 @contextlib.contextmanager

@@ -9,7 +9,6 @@ import datetime
 import functools
 import hashlib
 import html
-import importlib
 import importlib.metadata
 import json
 import re
@@ -20,6 +19,7 @@ from typing import Any
 from dctps.analysis.page.content import CURVES, Page, payload
 from dctps.analysis.page.table import in_order
 from dctps.analysis.page.values import usable
+from dctps.base.extras import needed
 from dctps.base.files import write_atomically
 from dctps.experiments.cells import TRAIN
 from dctps.experiments.results import Broken, Results
@@ -81,10 +81,7 @@ def _script() -> str:
 
 def _plotly() -> str:
     """Return plotly.js as the Python package has it, in full, as it has no smaller bundle."""
-    try:
-        script: str = importlib.import_module("plotly.offline").get_plotlyjs()
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("the page needs plotly; install it with: pip install 'dctps[report]'") from error
+    script: str = needed("plotly.offline", "the page").get_plotlyjs()
     return script.replace("</script", "<\\/script")
 
 
