@@ -74,7 +74,7 @@ what was measured, as bench-step-vgg19-dct-1e-3-b128.csv does; a later run with 
   step      whole training steps or inferences: dense, the published formulation, ours, SparseProp if installed
   scaling   one layer: time against its size and against its density
 
-  dctps bench layers --model lenet                    seconds
-  dctps bench step --models resnet18 --densities 1e-3 minutes
+  dctps bench layers --model lenet                       seconds
+  dctps bench step --models resnet18 --densities 1e-3    minutes
 
 dctps bench SUBJECT --help says more."""

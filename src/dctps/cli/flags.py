@@ -4,8 +4,11 @@ Help is what a newcomer reads first, so it has to come at once: a file of a comm
 no torch, and everything else inside the functions that use it. A test runs each help and looks.
 """
 
+import contextlib
 import inspect
+import io
 import shutil
+import sys
 import textwrap
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -14,6 +17,7 @@ import tyro
 
 T = TypeVar("T")
 WIDEST = 100  # columns of a paragraph
+HERE = "<description>"  # stands for the description in a page of help
 
 
 def parse(flags: Callable[..., T], command: str, arguments: list[str], default: T | None = None) -> T:
@@ -23,22 +27,27 @@ def parse(flags: Callable[..., T], command: str, arguments: list[str], default: 
     default: the object whose values are kept where no flag changes them.
     """
     options: dict[str, Any] = {} if default is None else {"default": default}
-    given: T = tyro.cli(flags, prog=f"dctps {command}", description=description(flags), args=arguments, **options)
+    options |= {"prog": f"dctps {command}", "description": HERE, "args": arguments}
+    page = _Page(io.BytesIO(), encoding=sys.stdout.encoding)  # tyro draws boxes if the encoding has them
+    wants_help = not {"-h", "--help"}.isdisjoint(arguments)
+    try:
+        with contextlib.redirect_stdout(page) if wants_help else contextlib.nullcontext():
+            given: T = tyro.cli(flags, **options)
+    finally:  # help ends in SystemExit
+        page.seek(0)
+        print(page.read().replace(HERE, description(flags)), end="")
     return given
 
 
-def description(documented: Any) -> str:
-    """Return a docstring as the help shows it: paragraphs filled to the width of the terminal, examples as they are.
+class _Page(io.TextIOWrapper):
+    """A page of help, kept to put in the description as it is: tyro would join the lines of a paragraph."""
 
-    tyro joins a line to the one before if it begins with a letter. So all lines after the first are indented.
-    """
+    def isatty(self) -> bool:
+        return sys.__stdout__ is not None and sys.__stdout__.isatty()  # pages on a terminal have colours
+
+
+def description(documented: Any) -> str:
+    """Return a docstring as the help shows it: paragraphs filled to the width of the terminal, examples as they are."""
     width = min(WIDEST, shutil.get_terminal_size().columns)
     text = inspect.cleandoc(documented.__doc__ or "").partition("\n\nArgs:")[0]
-    first, *others = text.split("\n\n")
-    return "\n\n".join([textwrap.fill(first, width, subsequent_indent="  "), *(_indented(p, width) for p in others)])
-
-
-def _indented(paragraph: str, width: int) -> str:
-    if paragraph.startswith(" "):
-        return paragraph
-    return textwrap.fill(paragraph, width, initial_indent="  ", subsequent_indent="  ")
+    return "\n\n".join(p if p.startswith(" ") else textwrap.fill(p, width) for p in text.split("\n\n"))

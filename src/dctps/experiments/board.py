@@ -16,6 +16,7 @@ from dctps.experiments.events import ENDED, EPOCH, OVER, STARTED, Event
 from dctps.experiments.perform import is_over
 from dctps.experiments.results import failure_of
 from dctps.experiments.status import COLLAPSED, DONE, FAILED
+from dctps.experiments.titles import panel_as_run
 
 RUNNING, WAITING = "running", "waiting"  # states of a cell that is not over
 
@@ -87,8 +88,8 @@ class Board:
         table = Table("line", title=f"{self._over():.1f} of {len(self.cells)} runs  {self._left()}")
         for column in (DONE, RUNNING, WAITING, COLLAPSED, FAILED):
             table.add_column(column, justify="right")
-        for line in dict.fromkeys((cell.panel, cell.line) for cell in self.cells):
-            states = Counter(self.state[cell.id] for cell in self.cells if (cell.panel, cell.line) == line)
+        for line in dict.fromkeys(map(_line, self.cells)):
+            states = Counter(self.state[cell.id] for cell in self.cells if _line(cell) == line)
             counts = (str(states[name] or "") for name in (DONE, RUNNING, WAITING, COLLAPSED, FAILED))
             table.add_row(", ".join(part for part in line if part) or "runs", *counts)
         return table
@@ -105,4 +106,9 @@ def _state(cell: Cell, runs: Path) -> str:
 def describe(cell: Cell) -> str:
     """A cell in a few words: panel, line, density and seed."""
     density = [] if cell.settings.density is None else [percent(cell.settings.density)]
-    return ", ".join([*(part for part in (cell.panel, cell.line) if part), *density, f"seed {cell.settings.seed}"])
+    return ", ".join([*(part for part in _line(cell) if part), *density, f"seed {cell.settings.seed}"])
+
+
+def _line(cell: Cell) -> tuple[str, str]:
+    """The panel of a cell, with the data that are really used, and its line."""
+    return panel_as_run(cell.panel, cell.settings.data), cell.line

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from dctps.base.files import read_table
+from dctps.base.registry import NONE
 from dctps.experiments.cells import Cell, distinct
 from dctps.train.settings import from_json, non_defaults
 
@@ -52,7 +53,7 @@ def _cells(base: dict[str, Any], line: dict[str, Any]) -> Iterator[Cell]:
     for values in itertools.product(*axes.values()):
         settings = from_json(dict(zip(axes, values, strict=True)))
         changed = {key: value for key, value in non_defaults(settings).items() if len(axes.get(key, ())) > 1}
-        yield Cell(settings, line=str(name or ", ".join(f"{k} {v}" for k, v in changed.items())))
+        yield Cell(settings, line=str(name or ", ".join(f"{k} {NONE if v is None else v}" for k, v in changed.items())))
 
 
 def _values(key: str, value: Any) -> list[Any]:

@@ -29,3 +29,13 @@ def data_title(data: str) -> str:
     ('CIFAR-10', 'folder:mine')
     """
     return DATASETS[data].title if data in DATASETS else data
+
+
+def panel_as_run(panel: str, data: str) -> str:
+    """Return the name of a panel and, where a scale has replaced the data set that it names, the one that is used.
+
+    >>> panel_as_run("LeNet-5, CIFAR-10", "cifar10"), panel_as_run("LeNet-5, CIFAR-10", "digits32")
+    ('LeNet-5, CIFAR-10', 'LeNet-5, CIFAR-10 (run on digits 32 x 32)')
+    """
+    named = {info.title for info in DATASETS.values()} & set(panel.split(", "))
+    return f"{panel} (run on {data_title(data)})" if named and data_title(data) not in named else panel
