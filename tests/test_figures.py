@@ -158,7 +158,7 @@ def test_tables_do_not_overwrite_the_sheet_that_they_are_made_from(tmp_path):
 
 def test_without_matplotlib_there_are_tables_and_a_clear_error(monkeypatch):
     monkeypatch.setattr(figures, "available", lambda: False)
-    with pytest.raises(ModuleNotFoundError, match=r"pip install 'dctps\[figures\]'"):
+    with pytest.raises(ModuleNotFoundError, match=r"pip install '\.\[figures\]'"):
         figures.make(lines_of("lenet"))
     assert figures.make(lines_of("params"))
 

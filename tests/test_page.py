@@ -482,9 +482,9 @@ def test_plotly_is_inlined(tmp_path):
 
 
 def test_without_plotly_the_error_says_what_to_install(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "plotly.offline", None)
+    monkeypatch.setitem(sys.modules, "plotly", None)
     write_run(tmp_path / "runs", training_result(sparse()))
-    with pytest.raises(ModuleNotFoundError, match=r"pip install 'dctps\[report\]'"):
+    with pytest.raises(ModuleNotFoundError, match=r"pip install '\.\[report\]'"):
         report(tmp_path / "runs", tmp_path / "page.html")
     assert not (tmp_path / "page.html").exists()
 

@@ -270,7 +270,7 @@ def test_a_cluster_that_is_not_there(ray, tmp_path, monkeypatch):
 
 def test_without_ray(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ModuleNotFoundError, match=r"install it with: pip install 'dctps\[ray\]'"):
+    with pytest.raises(ModuleNotFoundError, match=r"pip install '\.\[ray\]'"):
         sweep(cells(1), runtime(tmp_path), Ray())
 
 
