@@ -90,16 +90,16 @@ def another_task(folder):
 @pytest.mark.parametrize(
     ("break_it", "words"),
     [
-        (half, "result.json is damaged"),
-        (newer, "unknown keys hologram; a newer version"),
+        (half, "result.json: it cannot be read"),
+        (newer, "result.json: hologram is unknown; a newer version"),
         (newer_setting, "unknown settings quantum"),
         (no_network, "best.safetensors, is gone"),
-        (renamed, "it is the result of 0123456789ab"),
-        (without_accuracy, "damaged"),
-        (nested, "damaged"),
-        (enormous, "damaged"),
-        (a_list, "it holds a list"),
-        (another_task, "unknown task 'dream'"),
+        (renamed, "id is '0123456789ab', not that of this folder"),
+        (without_accuracy, "accuracy.best_validation is missing"),
+        (nested, "nests more than 40"),
+        (enormous, "accuracy.test_at_best is an integer of 1329 bits, not a number from 0 to 1"),
+        (a_list, "it is a list, not an object"),
+        (another_task, "task is 'dream', an unknown task"),
     ],
 )
 def test_what_is_broken_is_named(folder, break_it, words):

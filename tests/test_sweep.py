@@ -22,6 +22,7 @@ from dctps.train.runs import Run, RunError
 from dctps.train.settings import run_id
 from dctps.train.signals import Interrupted
 from helpers.marks import needs_digits
+from helpers.pages import training_result
 from helpers.runs import runtime
 from helpers.sweeps import TINY, Inline, cell, cells, file_identity, statuses
 
@@ -163,7 +164,7 @@ def test_two_sweeps_at_the_same_time_do_each_cell_once(tmp_path, monkeypatch):
     def pretend(settings, runtime, on_epoch):
         trained.append(run_id(settings))
         time.sleep(0.01)
-        Run.open(settings, runtime.runs).save_result({"id": run_id(settings)})
+        Run.open(settings, runtime.runs).save_result(training_result(settings))
 
     monkeypatch.setattr(module, "POLL", 0.01)
     monkeypatch.setattr(performers, "fit", pretend)

@@ -11,6 +11,7 @@ from dctps.experiments.results import read
 from dctps.experiments.sheet import read_sheet, sheet_rows, write_sheet
 from dctps.experiments.tasks import TASKS
 from dctps.experiments.tasks.task import SheetRow, Task, save_result
+from dctps.train.records import Outcome
 from dctps.train.settings import Settings
 from helpers import runs
 
@@ -24,6 +25,18 @@ class DreamRow(SheetRow):
     sheep: int | None = None
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DreamResult(Outcome):
+    """A night's result.json."""
+
+    task: str
+    sheep: tuple[int, ...]
+
+    def __post_init__(self):
+        if not self.sheep:
+            raise ValueError("the sheep are gone")
+
+
 def count_sheep(settings, runtime, run, on_epoch):
     save_result(run, settings, "dream", {"sheep": [settings.seed, 7]})
 
@@ -31,9 +44,8 @@ def count_sheep(settings, runtime, run, on_epoch):
 DREAM = Task(
     name="dream",
     perform=f"{__name__}:count_sheep",
-    keys=frozenset({"task", "sheep"}),
+    result=DreamResult,
     sheets={DreamRow: lambda content, run: [{"sheep": sheep} for sheep in content["sheep"]]},
-    damage=lambda content: None if content["sheep"] else "its sheep are gone",
 )
 
 
@@ -71,7 +83,9 @@ def test_a_page_lists_it_or_says_what_is_damaged(dream, tmp_path, monkeypatch, s
     save_result(run, dream.settings, "dream", {"sheep": sheep})
     page = write_page(read(tmp_path / "runs"), tmp_path / "runs", tmp_path / "page.html")
     assert [row.id for row in page.rows] == [run.id] * len(sheep)
-    assert [broken.reason for broken in page.broken] == ["result.json: its sheep are gone"] * (1 - len(sheep))
+    assert [broken.reason for broken in page.broken] == ["result.json: it cannot be: the sheep are gone"] * (
+        1 - len(sheep)
+    )
 
 
 def test_a_task_that_nobody_registered_is_a_failure(tmp_path):

@@ -25,7 +25,7 @@ from dctps.train.session import fit
 from dctps.train.settings import Runtime, Settings, run_id
 from helpers.marks import needs_digits
 from helpers.processes import environment, torchrun
-from helpers.runs import PAIR, SMALL, alone, assert_identical, metrics, runtime, state, train_in_two
+from helpers.runs import METRICS, PAIR, SMALL, alone, assert_identical, metrics, runtime, state, train_in_two
 
 pytestmark = needs_digits
 
@@ -178,9 +178,12 @@ def test_signals_end_a_run_in_the_middle_with_its_state_saved(number, tmp_path):
 
 def test_metrics_cut_short_or_ahead_of_the_checkpoint_are_mended(tmp_path):
     run = Run.open(SMALL, tmp_path)
-    run.metrics.write_text('{"epoch": 0, "x": 1}\n{"epoch": 1, "x": 2}\n{"epoch": 2, "x"')
-    run.keep_metrics_before(1)
-    assert metrics(run) == [{"epoch": 0, "x": 1}]
+    whole = [json.dumps({"epoch": epoch, **METRICS}) for epoch in (0, 1)]
+    for end in ("", "\n", '\n{"epoch": 2, "lo', "\n\0\0\0", "\n\udcff"):  # as kills and power cuts leave it
+        run.metrics.write_text("\n".join(whole) + end, encoding="utf-8", errors="surrogateescape")
+        assert [row.epoch for row in run.read_metrics()] == [0, 1]
+        run.keep_metrics_before(1)
+        assert run.metrics.read_text() == whole[0] + "\n"
 
 
 # --- what goes wrong ------------------------------------------------------------------------------------------------
@@ -232,7 +235,7 @@ def test_damaged_checkpoints_and_results_are_named(tmp_path):
     with pytest.raises(RunError, match=r"last.pt is damaged .* delete it to start this run again"):
         fit(SMALL, runtime(tmp_path))
     torch.save({"model": {}}, run.last)
-    with pytest.raises(RunError, match=r"last.pt does not fit this run"):
+    with pytest.raises(RunError, match=r"last.pt is damaged \(id is missing\)"):
         fit(SMALL, runtime(tmp_path))
 
 

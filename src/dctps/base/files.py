@@ -1,14 +1,11 @@
 """Atomic writing of files, of which a reader sees the old contents or the new ones; reading files of settings."""
 
 import glob
-import json
 import os
 import socket
 import tempfile
-import tomllib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 
 def write_atomically(path: str | os.PathLike[str], write: Callable[[Path], object]) -> None:
@@ -31,23 +28,6 @@ def write_atomically(path: str | os.PathLike[str], write: Callable[[Path], objec
         Path(name).unlink(missing_ok=True)
         raise
     _flush(target.parent)
-
-
-def read_table(path: Path, what: str) -> Any:
-    """Return the content of a file in JSON or, if its name ends in .toml, in TOML; ValueError if it has none.
-
-    what: what is read, for the error, such as "a grid".
-    """
-    try:
-        text = path.read_text()
-        return tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
-    except FileNotFoundError:
-        raise ValueError(f"there is no file {path} to read {what} from") from None
-    except IsADirectoryError:
-        raise ValueError(f"{path} is a folder, not a file to read {what} from") from None
-    except ValueError as error:  # the parsers raise it too
-        kind = "TOML" if path.suffix == ".toml" else "JSON (the name of a TOML file ends in .toml)"
-        raise ValueError(f"{path}: this is not {kind}: {error}") from error
 
 
 def _prefix(target: Path) -> str:

@@ -62,6 +62,7 @@ def _settings(method: str, density: float, epochs: int, seed: int) -> Settings:
 
 
 def _train_all(epochs: int, seed: int, runs: Path, console: Console) -> list[Row]:
+    from dctps.train.records import epoch_number
     from dctps.train.session import fit
 
     trainings = [("dense", 1.0), *((method, density) for method in METHODS for density in DENSITIES)]
@@ -72,7 +73,9 @@ def _train_all(epochs: int, seed: int, runs: Path, console: Console) -> list[Row
             task = progress.add_task(label, total=epochs, note="")
 
             def show(row: dict[str, Any], task: Any = task) -> None:
-                progress.update(task, completed=row["epoch"] + 1, note=f"validation {100 * row['validation']:.1f} %")
+                progress.update(
+                    task, completed=epoch_number(row["epoch"]), note=f"validation {100 * row['validation']:.1f} %"
+                )
 
             result = fit(_settings(method, density, epochs, seed), Runtime(runs=runs, quiet=True), show)
             progress.update(task, completed=epochs)

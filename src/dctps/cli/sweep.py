@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from dctps.base.extras import require
+from dctps.base.words import printable
 from dctps.cli.flags import parse
 from dctps.train.settings import Runtime
 
@@ -159,5 +160,5 @@ def _list(cells: list["Cell"], place: Place) -> None:
 
     over = [is_over(cell.run(place.runs)) for cell in cells]
     for cell, done in zip(cells, over, strict=True):
-        print(f"{cell.id}  {'done   ' if done else 'missing'}  {cell.line}")
+        print(f"{cell.id}  {'done   ' if done else 'missing'}  {printable(cell.line)}")
     print(f"{len(cells)} runs, {sum(over)} done")

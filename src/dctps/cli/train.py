@@ -6,7 +6,7 @@ from typing import Annotated
 
 import tyro
 
-from dctps.base.files import read_table
+from dctps.base.plain_files import read_table
 from dctps.base.registry import lookup
 from dctps.cli.flags import parse
 from dctps.train.settings import PRESETS, Runtime, Settings, from_json
@@ -20,6 +20,8 @@ class Start:
     """Preset that the settings start from: paper-adam (the defaults), paper-sgd or paper-lenet."""
     config: Path | None = None
     """File that the settings start from, in JSON or TOML, such as the config.json of another run."""
+    continue_from: Path | None = None
+    """Folder of a finished run to go on from, with its settings and more --epochs."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +47,7 @@ def train(arguments: list[str]) -> None:
     chosen = _parse(arguments, _base(first.start))
     from dctps.train.session import fit
 
-    fit(chosen.settings, chosen.runtime)
+    fit(chosen.settings, chosen.runtime, continue_from=chosen.start.continue_from)
 
 
 def _parse(arguments: list[str], base: Settings) -> Arguments:
@@ -54,10 +56,15 @@ def _parse(arguments: list[str], base: Settings) -> Arguments:
 
 def _base(start: Start) -> Settings:
     """The settings that flags start from."""
-    if start.preset is not None and start.config is not None:
-        raise ValueError("settings cannot start from a preset and from a file: say --preset or --config, not both")
+    given = {f"--{name.replace('_', '-')}": value for name, value in vars(start).items() if value is not None}
+    if len(given) > 1:
+        raise ValueError(f"settings start from one thing: say one of {', '.join(given)}")
     if start.preset is not None:
         return lookup(PRESETS, start.preset, "preset")
+    if start.continue_from is not None:
+        from dctps.train.runs import Run
+
+        return Run(start.continue_from).settings()
     if start.config is None:
         return Settings()
     content = read_table(start.config, "settings")

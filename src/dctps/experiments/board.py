@@ -10,13 +10,14 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from dctps.base.words import duration, percent
+from dctps.base.words import duration, percent, printable
 from dctps.experiments.cells import Cell, distinct
 from dctps.experiments.events import ENDED, EPOCH, OVER, STARTED, Event
 from dctps.experiments.perform import is_over
 from dctps.experiments.results import failure_of
 from dctps.experiments.status import COLLAPSED, DONE, FAILED
 from dctps.experiments.titles import panel_as_run
+from dctps.train.records import epoch_number
 
 RUNNING, WAITING = "running", "waiting"  # states of a cell that is not over
 
@@ -55,7 +56,7 @@ class Board:
     def _update(self, event: Event) -> None:
         cell = event.cell
         if event.kind == EPOCH:
-            self.fraction[cell.id] = (event.row["epoch"] + 1) / cell.settings.epochs
+            self.fraction[cell.id] = epoch_number(event.row["epoch"]) / cell.settings.epochs
             return
         self.fraction.pop(cell.id, None)
         if event.kind in OVER:
@@ -72,7 +73,7 @@ class Board:
         self._say(f"{over}/{len(self.cells)}  {describe(cell)}: {self.state[cell.id]}{reason}  {self._left()}")
 
     def _say(self, text: str) -> None:
-        self.console.print(text, markup=False, soft_wrap=True)
+        self.console.print(printable(text), markup=False, soft_wrap=True)
 
     def _over(self) -> float:
         """How many cells are over; a running cell counts by the fraction of its epochs."""
@@ -91,7 +92,7 @@ class Board:
         for line in dict.fromkeys(map(_line, self.cells)):
             states = Counter(self.state[cell.id] for cell in self.cells if _line(cell) == line)
             counts = (str(states[name] or "") for name in (DONE, RUNNING, WAITING, COLLAPSED, FAILED))
-            table.add_row(", ".join(part for part in line if part) or "runs", *counts)
+            table.add_row(printable(", ".join(part for part in line if part)) or "runs", *counts)
         return table
 
 

@@ -15,14 +15,18 @@ TOML has no null, so "none" stands for it. `milestones` is one list for all runs
 """
 
 import itertools
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from dctps.base.files import read_table
+from dctps.base.plain_files import read_table
 from dctps.base.registry import NONE
+from dctps.base.words import shown
 from dctps.experiments.cells import Cell, distinct
 from dctps.train.settings import from_json, non_defaults
+
+LARGEST_GRID = 100_000  # runs
 
 
 def read_grid(file: Path) -> list[Cell]:
@@ -49,11 +53,15 @@ def grid(content: Any) -> list[Cell]:
 
 def _cells(base: dict[str, Any], line: dict[str, Any]) -> Iterator[Cell]:
     name = line.pop("name", None)
+    if not isinstance(name, str | None):
+        raise ValueError(f"the name of a line is text, not {shown(name)}")
     axes = {key: _values(key, value) for key, value in {**base, **line}.items()}
+    if (number := math.prod(map(len, axes.values()))) > LARGEST_GRID:
+        raise ValueError(f"the lists make {number:,} runs; a grid has at most {LARGEST_GRID:,}")
     for values in itertools.product(*axes.values()):
         settings = from_json(dict(zip(axes, values, strict=True)))
         changed = {key: value for key, value in non_defaults(settings).items() if len(axes.get(key, ())) > 1}
-        yield Cell(settings, line=str(name or ", ".join(f"{k} {NONE if v is None else v}" for k, v in changed.items())))
+        yield Cell(settings, line=name or ", ".join(f"{k} {NONE if v is None else v}" for k, v in changed.items()))
 
 
 def _values(key: str, value: Any) -> list[Any]:

@@ -5,21 +5,21 @@ listed with the reason, so that tables of means can say what is missing from the
 """
 
 import dataclasses
-import json
+import functools
 import os
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from dctps.base.plain_files import RecordError, parse_text, read_text
+from dctps.base.words import printable, shown
 from dctps.experiments.cells import TRAIN, Cell
-from dctps.experiments.status import DONE, FAILED
+from dctps.experiments.status import DONE, FAILED, FailureRecord
 from dctps.experiments.tasks import TASKS
+from dctps.train.records import parse_outcome
 from dctps.train.runs import Run
-from dctps.train.settings import Settings, from_json
-
-_EVERY = {"id", "settings", "commit", "versions", "cpu", "threads", "finished"}  # keys of every result and failure
-_FAILURE = _EVERY | {"task", "status", "reason", "details"}
+from dctps.train.settings import Settings
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,8 +39,12 @@ class Row:
         return str(self.content.get("reason", ""))
 
     def epochs(self) -> list[dict[str, Any]]:
-        """The metrics of a training, epoch by epoch; lines that cannot be read are left out."""
-        return Run(self.folder).read_metrics()
+        """The metrics of a training, epoch by epoch, as metrics.jsonl has them; `RunError` if it is damaged."""
+        return self._epochs
+
+    @functools.cached_property
+    def _epochs(self) -> list[dict[str, Any]]:
+        return [vars(row) for row in Run(self.folder).read_metrics()]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +56,13 @@ class Broken:
 
     def __str__(self) -> str:
         return f"{self.name}: {self.reason}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Unfinished:
+    """A run that is not over."""
+
+    name: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,83 +89,70 @@ class Failure:
 
 
 def read(runs: Path) -> Results:
-    """All runs in a folder, sorted by name."""
+    """All runs in a folder, sorted by name; folders in it that are no runs are passed over."""
     if not runs.is_dir():
         raise ValueError(f"there is no folder {str(runs)!r}; runs are made by dctps train, sweep and reproduce")
     with os.scandir(runs) as entries:
         folders = sorted(entry.path for entry in entries if entry.is_dir() and not entry.name.startswith("."))
     with ThreadPoolExecutor(8) as pool:  # disks of clusters answer slowly, but many requests at once
-        return _results(list(pool.map(_read_run, folders)))
+        return _results(list(pool.map(_read_usable, folders)))
 
 
 def read_cells(cells: Iterable[Cell], runs: Path) -> Results:
     """The runs of these cells in a folder."""
-    return _results([_read_run(str(runs / name)) for name in dict.fromkeys(cell.id for cell in cells)])
+    return _results([_read_usable(str(runs / name)) for name in dict.fromkeys(cell.id for cell in cells)])
 
 
-def _results(found: list[Row | Broken | None]) -> Results:
+def _results(found: list[Row | Broken | Unfinished | None]) -> Results:
     rows = [run for run in found if isinstance(run, Row)]
     broken = [run for run in found if isinstance(run, Broken)]
-    return Results(rows, broken, len(found) - len(rows) - len(broken))
+    return Results(rows, broken, sum(isinstance(run, Unfinished) for run in found))
 
 
 def failure_of(run: Run) -> Failure | None:
-    """Why a run that is over has no result; None if it has one or is not over."""
-    if run.result.exists() or not run.failure.exists():
-        return None
-    row = _read_run(str(run.folder))
-    if isinstance(row, Row):
-        return Failure(run.id, row.status, row.reason)
-    return Failure(run.id, FAILED, f"{run.failure} is damaged")
-
-
-def _read_run(folder: str) -> Row | Broken | None:
-    """The row of a run folder, or why it has none; None if the run is not over."""
-    name = os.path.basename(folder)
-    for file in ("result.json", "failure.json"):
-        try:
-            with open(os.path.join(folder, file), encoding="utf-8") as stream:
-                text = stream.read()
-        except (FileNotFoundError, NotADirectoryError):
-            continue
-        except (OSError, UnicodeDecodeError) as error:
-            return Broken(name, f"{file} cannot be read: {error}")
-        try:
-            return _row(Path(folder), name, json.loads(text))
-        except _Unusable as error:
-            return Broken(name, f"{file}: {error}")
-        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-            return Broken(name, f"{file} is damaged ({error})")
+    """Why a run that is over has no result, or one that cannot be read; None if all is well or the run is not over."""
+    found = _read_run(run.folder)
+    if isinstance(found, Row) and found.status != DONE:
+        return Failure(run.id, found.status, printable(found.reason))
+    if isinstance(found, Broken):
+        return Failure(
+            run.id, FAILED, printable(f"{run.folder / found.reason}; delete the file to perform the run again")
+        )
     return None
 
 
-class _Unusable(Exception):  # noqa: N818
-    """A result that can be read, but not used."""
+def _read_usable(folder: str) -> Row | Broken | Unfinished | None:
+    """The run in a folder, as `_read_run` has it; a result that its task objects to is broken."""
+    row = _read_run(Path(folder))
+    if not isinstance(row, Row) or row.status != DONE:
+        return row
+    objection = TASKS[row.task].objection(row.content, Run(row.folder))
+    return row if objection is None else Broken(row.id, f"result.json: {objection}")
 
 
-def _row(folder: Path, name: str, content: Any) -> Row:
-    if not isinstance(content, dict):
-        raise _Unusable(f"it holds a {type(content).__name__}, not an object")
-    task, status = content.get("task", TRAIN), content.get("status", DONE)
-    _check_keys(content, task, status)
-    if content["id"] != name:
-        raise _Unusable(f"it is the result of {content['id']}")
-    try:
-        settings = from_json(content["settings"])
-    except ValueError as error:
-        raise _Unusable(str(error)) from None
-    objection = TASKS[task].objection(content, Run(folder)) if status == DONE else None
-    if objection is not None:
-        raise _Unusable(objection)
-    return Row(name, folder, task, status, settings, content)
+def _read_run(folder: Path) -> Row | Broken | Unfinished | None:
+    """The row of a run folder, or why it has none; None if it is no folder of a run."""
+    run = Run(folder)
+    for path, row in ((run.result, _result_row), (run.failure, _failure_row)):
+        try:
+            return row(run, parse_text(read_text(path)))
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as error:
+            return Broken(run.id, f"{path.name} cannot be read: {error.strerror}")
+        except ValueError as error:
+            return Broken(run.id, f"{path.name}: {error}")
+    return Unfinished(run.id) if run.config.exists() else None
 
 
-def _check_keys(content: dict[str, Any], task: str, status: str) -> None:
-    if status == DONE and task not in TASKS:
-        raise _Unusable(f"unknown task {task!r}; a newer version may know it")
-    known = _EVERY | TASKS[task].keys if status == DONE else _FAILURE
-    if unknown := set(content) - known:
-        raise _Unusable(f"unknown keys {', '.join(sorted(unknown))}; a newer version may know them")
-    needed = known if status == DONE else {"id", "settings"}
-    if missing := needed - set(content):
-        raise _Unusable(f"{', '.join(sorted(missing))} is missing")
+def _result_row(run: Run, content: Any) -> Row:
+    name = content.get("task", TRAIN) if isinstance(content, dict) else TRAIN
+    if not isinstance(name, str) or name not in TASKS:
+        raise RecordError(f"is {shown(name)}, an unknown task; a newer version may know it", ".task")
+    result = parse_outcome(TASKS[name].result, content, run.id)
+    return Row(run.id, run.folder, name, DONE, result.settings, content)
+
+
+def _failure_row(run: Run, content: Any) -> Row:
+    failure = parse_outcome(FailureRecord, content, run.id)
+    return Row(run.id, run.folder, failure.task, failure.status, failure.settings, content)

@@ -6,19 +6,23 @@ figure needs. Runs without a result have a row too, with their status, so that w
 
 import csv
 import dataclasses
+import io
+import math
 import typing
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from dctps.base.files import write_atomically
+from dctps.base.plain_files import RecordError, read_text
+from dctps.base.records import parse
 from dctps.base.registry import lookup
 from dctps.experiments.cells import Cell
 from dctps.experiments.results import Results, Row
 from dctps.experiments.status import DONE
 from dctps.experiments.tasks import TASKS
 from dctps.experiments.tasks.task import Columns, SheetRow
-from dctps.train.runs import Run
+from dctps.train.runs import Run, RunError
 
 MISSING, BROKEN = "missing", "broken"  # statuses beside done, collapsed and failed: no result, or an unusable one
 
@@ -40,7 +44,10 @@ def sheet_rows(
     for cell in {(cell.id, cell.panel, cell.line): cell for cell in cells}.values():
         row_class = kind or lookup(TASKS, cell.task, "task").row
         shared = {**_origin(cell), **_outcome(found.get(cell.id), broken.get(cell.id)), "id": cell.id}
-        added = _task_columns(cell, found.get(cell.id), row_class)
+        try:
+            added = _task_columns(cell, found.get(cell.id), row_class)
+        except RunError as error:  # its metrics are damaged
+            added, shared = [{}], {**shared, "status": BROKEN, "reason": str(error)}
         rows += [row_class(experiment, scale, **shared, **columns) for columns in added]
     return rows
 
@@ -76,7 +83,8 @@ def write_sheet(rows: Sequence[SheetRow], path: Path) -> None:
     names = [field.name for field in dataclasses.fields(rows[0])]
 
     def write(file: Path) -> None:
-        with file.open("w", newline="", encoding="utf-8") as stream:
+        # names of files and texts of errors may hold what no encoding can write
+        with file.open("w", newline="", encoding="utf-8", errors="backslashreplace") as stream:
             writer = csv.writer(stream, lineterminator="\n")
             writer.writerow(names)
             writer.writerows([getattr(row, name) for name in names] for row in rows)
@@ -86,11 +94,13 @@ def write_sheet(rows: Sequence[SheetRow], path: Path) -> None:
 
 def read_sheet(path: Path) -> list[SheetRow]:
     """The rows that `write_sheet` wrote; ValueError with the place for anything else."""
-    with path.open(newline="", encoding="utf-8") as stream:
-        reader = csv.reader(stream)
+    try:
+        reader = csv.reader(io.StringIO(read_text(path), newline=""))
         names = next(reader, [])
         row_class = _class_of(names, path)
         return [_parsed(row_class, names, texts, f"{path}, line {reader.line_num}") for texts in reader]
+    except (RecordError, csv.Error) as error:  # it is no text, or has a cell that is too large
+        raise ValueError(f"{path} is not a sheet of results: {error}") from error
 
 
 def _class_of(names: list[str], path: Path) -> type[SheetRow]:
@@ -118,4 +128,8 @@ def _value(hint: Any, text: str) -> Any:
     kinds = typing.get_args(hint)
     if not text and type(None) in kinds:
         return None
-    return (kinds or (hint,))[0](text)
+    kind = (kinds or (hint,))[0]
+    value = kind(text)
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{text} is not a finite number")
+    return parse(int, value) if kind is int else value

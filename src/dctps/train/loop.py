@@ -24,12 +24,13 @@ from dctps.nn.diagnose import first_bad_layer
 from dctps.train.images import RunBatches
 from dctps.train.optimise import build_optimiser, build_stepper, learning_rate, set_learning_rate
 from dctps.train.processes import Processes, wire_bytes
+from dctps.train.records import Checkpoint, Progress, epoch_number
 from dctps.train.reporter import Reporter, introduction, tensorboard_writer
 from dctps.train.result import Result, build_result, summary
 from dctps.train.runs import Run, RunError
 from dctps.train.settings import Runtime, Settings
 from dctps.train.signals import Interrupted, Signals
-from dctps.train.state import Progress, TrainingState, fingerprint
+from dctps.train.state import TrainingState, fingerprint
 
 OnEpoch = Callable[[dict[str, Any]], object]
 
@@ -92,11 +93,11 @@ class Trainer:
         """Begin with this step, counted from 0 over all epochs, in place of the first."""
         self.progress.epoch, self.progress.step = divmod(step, len(self.training))
 
-    def restore(self, saved: dict[str, Any]) -> None:
+    def restore(self, saved: Checkpoint) -> None:
         """Go on from a checkpoint; `RunError` if it is not one of this run."""
         try:
-            self.state.restore(saved)
-        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            self.state.restore(saved, len(self.training))
+        except Exception as error:  # what a damaged state of an optimiser or a network raises can be anything
             raise RunError(f"{self.run.last} does not fit this run ({error}); delete it to start again") from error
         self.resumed = True
 
@@ -205,7 +206,7 @@ class Trainer:
         self.on_epoch(row)
         if self.tensorboard is not None:
             for name in ("loss", "train", "validation", "lr"):
-                self.tensorboard.add_scalar(name, row[name], row["epoch"])
+                self.tensorboard.add_scalar(name, row[name], epoch_number(row["epoch"]))
 
     @torch.no_grad()
     def accuracy(self, batches: Batches) -> float:
@@ -230,7 +231,7 @@ class Trainer:
         if self.group.first:
             self.run.save_state(self.state.content())
         self.group.wait()
-        where = f"epoch {self.progress.epoch + 1}, step {self.progress.step}"
+        where = f"epoch {epoch_number(self.progress.epoch)}, step {self.progress.step}"
         message = f"stopped at {where}; the state is in {self.run.last}, the same command goes on from there"
         raise Interrupted(message, 128 + (signals.received or signal.SIGTERM))
 
@@ -256,11 +257,11 @@ class Trainer:
             sent, dense = self.wire
             gradients = f"gradients per step: {sent:,} bytes each (dense network: {dense:,})"
             self.reporter.say(f"{self.group.world} processes; {gradients}")
-        going_on = f", going on at epoch {self.progress.epoch + 1}" if self.resumed else ""
+        going_on = f", going on at epoch {epoch_number(self.progress.epoch)}" if self.resumed else ""
         self.reporter.say(f"run folder: {self.run.folder}{going_on}")
 
     def _diagnosis(self, x: Tensor | None, what: str) -> str:
         p = self.progress
         with self._autocast():
             where = first_bad_layer(self.model, x)
-        return f"the {what} at epoch {p.epoch + 1}, step {p.step + 1}: {where}; {self.run.kept()}"
+        return f"the {what} at epoch {epoch_number(p.epoch)}, step {p.step + 1}: {where}; {self.run.kept()}"

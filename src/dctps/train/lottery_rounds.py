@@ -59,7 +59,7 @@ class LotteryRounds:
         saved = run.load_state()
         if saved is None:
             raise RunError(f"{run.folder} has no last.pt to go on from; delete it")
-        return self.rebuild(settings, saved["model"])
+        return self.rebuild(settings, saved.model)
 
 
 def is_dense_round(settings: Settings) -> bool:

@@ -8,8 +8,9 @@ from rich.progress import Progress, TaskID
 from torch import nn
 
 from dctps.base.progress import counting_bar
-from dctps.base.words import duration
+from dctps.base.words import duration, printable
 from dctps.nn.report import report
+from dctps.train.records import epoch_number
 from dctps.train.runs import Run
 from dctps.train.settings import Runtime, Settings, non_defaults
 
@@ -25,7 +26,7 @@ class Reporter:
 
     def say(self, text: str) -> None:
         """Print one line, or a table."""
-        self.console.print(text, markup=False, soft_wrap=True)
+        self.console.print(printable(text), markup=False, soft_wrap=True)
 
     def start(self, epochs: int, steps: int, done: int) -> None:
         """Begin a training of `epochs` epochs of `steps` steps each, of which `done` steps were done earlier."""
@@ -38,15 +39,15 @@ class Reporter:
     def step(self, epoch: int, loss: float, accuracy: float, rate: float) -> None:
         """Advance the live line by one step."""
         if self.bar is not None and self.task is not None:
-            text = f"epoch {epoch + 1}/{self.epochs}  loss {loss:.4f}  accuracy {100 * accuracy:.1f} %"
+            text = f"epoch {epoch_number(epoch)}/{self.epochs}  loss {loss:.4f}  accuracy {100 * accuracy:.1f} %"
             self.bar.update(self.task, advance=1, description=f"{text}  {rate:,.0f} images/s")
 
     def epoch(self, row: dict[str, Any], left: float) -> None:
         """Print the line that stays when an epoch is over; `left` is the time left in seconds."""
         self.say(
-            f"epoch {row['epoch'] + 1:>3}/{self.epochs}  loss {row['loss']:.4f}  train {100 * row['train']:.2f} %  "
-            f"validation {100 * row['validation']:.2f} %  {row['images_per_second']:,.0f} images/s  "
-            f"{duration(left)} left"
+            f"epoch {epoch_number(row['epoch']):>3}/{self.epochs}  loss {row['loss']:.4f}  "
+            f"train {100 * row['train']:.2f} %  validation {100 * row['validation']:.2f} %  "
+            f"{row['images_per_second']:,.0f} images/s  {duration(left)} left"
         )
 
     def stop(self) -> None:

@@ -8,6 +8,7 @@ from torch import nn
 from dctps.base.provenance import provenance
 from dctps.methods.subspace.subspace import Subspace
 from dctps.nn.report import report
+from dctps.train.records import epoch_number
 from dctps.train.runs import Run
 from dctps.train.settings import to_json
 from dctps.train.state import TrainingState
@@ -55,5 +56,7 @@ def count_weights(model: nn.Module) -> dict[str, int]:
 def summary(result: Result) -> str:
     """The accuracies of a result in words."""
     accuracy = result["accuracy"]
-    best = f"{100 * accuracy['test_at_best']:.2f} % at the best validation epoch ({accuracy['best_epoch'] + 1})"
+    best = (
+        f"{100 * accuracy['test_at_best']:.2f} % at the best validation epoch ({epoch_number(accuracy['best_epoch'])})"
+    )
     return f"test accuracy {best}, {100 * accuracy['final_test']:.2f} % at the end"

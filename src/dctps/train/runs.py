@@ -1,6 +1,7 @@
 """A run is a folder: config.json, metrics.jsonl, result.json, last.pt, best.safetensors.
 
 Every file is written atomically, so a run that was killed at any moment continues from its last checkpoint.
+Every file that is read is checked field by field (`records.py`); the error names the file, the field and what to do.
 `last.pt` is read with torch's restricted loader, which makes tensors and plain values and nothing else.
 """
 
@@ -10,7 +11,7 @@ import io
 import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors.torch import load as deserialize
@@ -18,10 +19,15 @@ from safetensors.torch import save as serialize
 from torch import nn
 
 from dctps.base.files import write_atomically
+from dctps.base.plain_files import RecordError, parse_text, read_lines, read_text
+from dctps.base.records import parse
 from dctps.checkpoint.save import save
 from dctps.nn.batchnorm import SparseBatchNorm
 from dctps.nn.dps_layer import DpsLayer
+from dctps.train.records import Checkpoint, EpochMetrics, TrainingResult, parse_network, parse_outcome
 from dctps.train.settings import Settings, from_json, run_id, to_json
+
+T = TypeVar("T")
 
 
 class RunError(RuntimeError):
@@ -42,6 +48,7 @@ class Run:
         self.metrics, self.result = folder / "metrics.jsonl", folder / "result.json"
         self.supports = folder / "supports.safetensors"
         self.failure = folder / "failure.json"  # says why there is no result
+        self.config = folder / "config.json"
 
     @classmethod
     def at(cls, settings: Settings, runs: Path, prefix: str = "") -> "Run":
@@ -55,21 +62,16 @@ class Run:
     def open(cls, settings: Settings, runs: Path, prefix: str = "") -> "Run":
         """The run of these settings, whose folder is made if it is not there; `RunError` if it holds another run."""
         run = cls.at(settings, runs, prefix)
-        config = run.folder / "config.json"
         try:
             run.folder.mkdir(parents=True, exist_ok=True)
-            if not config.exists():
-                write_atomically(config, lambda file: file.write_text(json.dumps(to_json(settings), indent=1) + "\n"))
-            found = config.read_text()
+            if not run.config.exists():
+                text = json.dumps(to_json(settings), indent=1) + "\n"
+                write_atomically(run.config, lambda file: file.write_text(text))
         except OSError as error:
             raise RunError(
                 f"cannot make the run folder {run.folder}: {error.strerror}; choose another with --runs"
             ) from error
-        try:
-            same = from_json(json.loads(found)) == settings
-        except ValueError as error:
-            raise RunError(f"{config} is damaged ({error}); delete {run.folder} to start this run again") from error
-        if not same:
+        if run.settings() != settings:
             raise RunError(f"{run.folder} holds the run of other settings; move it away")
         return run
 
@@ -101,14 +103,20 @@ class Run:
                 raise Busy(f"another process is training in {self.folder}") from None
             yield
 
+    def settings(self) -> Settings:
+        """The settings in config.json; `RunError` if it cannot be read."""
+        with self._reading(self.config, f"delete {self.folder} to start this run again"):
+            return from_json(parse_text(read_text(self.config)))
+
     def finished(self) -> dict[str, Any] | None:
-        """The result; None if the run is not finished."""
-        try:
-            return dict(json.loads(self.result.read_text()))
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        except ValueError as error:
-            raise RunError(f"{self.result} is damaged ({error}); delete it to finish the run again") from error
+        """The result of a training, as result.json has it; None if the run is not finished."""
+        with self._reading(self.result, "delete it to finish the run again"):
+            try:
+                content: dict[str, Any] = parse_text(read_text(self.result))
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+            parse_outcome(TrainingResult, content, self.id)
+            return content
 
     def save_state(self, state: dict[str, Any]) -> None:
         """Write a checkpoint in place of the last one."""
@@ -123,18 +131,18 @@ class Run:
         torch.save(state, content)
         self._write(path, lambda file: file.write_bytes(content.getbuffer()))
 
-    def load_state(self) -> dict[str, Any] | None:
+    def load_state(self) -> Checkpoint | None:
         """The last checkpoint; None if there is none."""
-        return self._load(self.last) if self.last.exists() else None
+        return self._load(self.last, lambda content: parse(Checkpoint, content)) if self.last.exists() else None
 
     def load_rewind(self) -> dict[str, Any]:
         """The state of the network from which later rounds of lottery tickets start."""
-        return self._load(self.rewind)
+        return self._load(self.rewind, parse_network)
 
-    def _load(self, path: Path) -> dict[str, Any]:
+    def _load(self, path: Path, check: Callable[[Any], T]) -> T:
         try:
-            return dict(torch.load(path, map_location="cpu", weights_only=True))
-        except Exception as error:
+            return check(torch.load(path, map_location="cpu", weights_only=True))
+        except Exception as error:  # a damaged file can raise nearly anything
             raise RunError(f"{path} is damaged ({error}); delete it to start this run again") from error
 
     def save_supports(self, model: nn.Module) -> None:
@@ -161,6 +169,15 @@ class Run:
         state = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
         self._write(self.best, lambda file: file.write_bytes(serialize(state)))
 
+    def take_over(self, other: "Run") -> None:
+        """Take the best network and the metrics of another run, which this one continues."""
+        for mine, theirs in ((self.best, other.best), (self.metrics, other.metrics)):
+            try:
+                content = theirs.read_bytes()
+            except OSError as error:
+                raise RunError(f"cannot read {theirs}: {error.strerror}; train without --continue-from") from error
+            self._write(mine, lambda file, content=content: file.write_bytes(content))  # type: ignore[misc]
+
     def save_result(self, result: dict[str, Any]) -> None:
         """Write the result, which finishes the run."""
         self._write(self.result, lambda file: file.write_text(json.dumps(result, indent=1) + "\n"))
@@ -171,21 +188,16 @@ class Run:
 
     def keep_metrics_before(self, epoch: int) -> None:
         """Drop the metrics of this and later epochs, which are trained again."""
-        lines = self.metrics.read_text().splitlines() if self.metrics.exists() else []
-        kept = []
-        for line in lines:
-            with contextlib.suppress(ValueError):  # a line cut short by a kill
-                if json.loads(line)["epoch"] < epoch:
-                    kept.append(line)
+        kept = [json.dumps(vars(row)) for row in self.read_metrics() if row.epoch < epoch]
         self._write(self.metrics, lambda file: file.write_text("".join(f"{line}\n" for line in kept)))
 
-    def read_metrics(self) -> list[dict[str, Any]]:
-        """The metrics epoch by epoch; lines that cannot be read are left out."""
-        try:
-            lines = self.metrics.read_text(encoding="utf-8", errors="replace").splitlines()
-        except OSError:
-            return []
-        return [row for row in _parsed(lines) if isinstance(row, dict) and type(row.get("epoch")) is int]
+    def read_metrics(self) -> list[EpochMetrics]:
+        """The metrics epoch by epoch; a last line that a kill has cut short is left out."""
+        with self._reading(self.metrics, "delete it to go on without these metrics"):
+            try:
+                return parse_metrics(read_lines(self.metrics))
+            except (FileNotFoundError, NotADirectoryError):
+                return []
 
     def add_metrics(self, row: dict[str, Any]) -> None:
         """Add the metrics of an epoch."""
@@ -204,21 +216,29 @@ class Run:
         except OSError as error:
             raise RunError(f"cannot write {path}: {error.strerror or error}; {self.kept()}") from error
 
+    @contextlib.contextmanager
+    def _reading(self, path: Path, advice: str) -> Iterator[None]:
+        """Turn an error while reading `path` into a `RunError`; advice: what to do with a damaged file."""
+        try:
+            yield
+        except OSError as error:
+            raise RunError(f"cannot read {path}: {error.strerror or error}") from error
+        except ValueError as error:
+            raise RunError(f"{path} is damaged ({error}); {advice}") from error
+
     def kept(self) -> str:
         """Which checkpoint there is to go on from, for error messages."""
         return f"the last good checkpoint is {self.last}" if self.last.exists() else "there is no checkpoint yet"
 
 
-def _parsed(lines: Sequence[str]) -> list[Any]:
-    """The JSON of all lines at once, which is much quicker; one by one where one of them is damaged."""
-    try:
-        return list(json.loads(f"[{','.join(lines)}]"))
-    except (ValueError, RecursionError):
-        return list(map(_parsed_line, lines))
-
-
-def _parsed_line(line: str) -> Any:
-    try:
-        return json.loads(line)
-    except (ValueError, RecursionError):
-        return None
+def parse_metrics(lines: Sequence[str]) -> list[EpochMetrics]:
+    """The rows in the lines of metrics.jsonl; RecordError, with the line, if there is something else."""
+    rows = list[EpochMetrics]()
+    for number, line in enumerate(lines, 1):
+        try:
+            rows.append(parse(EpochMetrics, parse_text(line)))
+            if len(rows) > 1 and rows[-1].epoch <= rows[-2].epoch:
+                raise RecordError(f"is {rows[-1].epoch}, after {rows[-2].epoch}", ".epoch")
+        except RecordError as error:
+            raise RecordError(str(error), f"line {number}:") from None
+    return rows

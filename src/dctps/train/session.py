@@ -2,13 +2,14 @@
 
 import contextlib
 import os
-from typing import Any
+from pathlib import Path
 
 import torch
 from torch import nn
 
 from dctps.base.machine import flushed_denormals, keep_memory
 from dctps.train.beforehand import check_beforehand
+from dctps.train.continuation import continued_state
 from dctps.train.devices import choose_device
 from dctps.train.images import load
 from dctps.train.loop import OnEpoch, Surroundings, Trainer
@@ -25,11 +26,14 @@ def fit(
     settings: Settings,
     runtime: Runtime = Runtime(),  # noqa: B008
     on_epoch: OnEpoch = lambda row: None,
+    continue_from: Path | None = None,
 ) -> Result:
     """Train a network, or go on where it stopped; returns the result, which is also in the run folder.
 
     A finished run is not trained again. `on_epoch` is called with the metrics of each epoch. `RunError` if the run
     cannot start or go on; `Interrupted` if a signal ended it.
+
+    continue_from: the folder of a finished run of the same settings but fewer epochs, whose epochs are not repeated.
     """
     _check_arguments(settings, runtime)
     device = choose_device(runtime.device)
@@ -44,7 +48,8 @@ def fit(
         return finished
     check_beforehand(settings, runtime)
     with torch.random.fork_rng(), flushed_denormals(), processes(device) as group:
-        return Session(Surroundings(runtime, device, group, load(settings, runtime.data_root))).fit(settings, on_epoch)
+        session = Session(Surroundings(runtime, device, group, load(settings, runtime.data_root)))
+        return session.fit(settings, on_epoch, None if continue_from is None else Run(continue_from))
 
 
 def _check_arguments(settings: object, runtime: object) -> None:
@@ -76,25 +81,28 @@ class Session:
         self.surroundings, self.runs = surroundings, surroundings.runtime.runs
         self.rounds = LotteryRounds(self.fit, self._rebuild, self.runs)
 
-    def fit(self, settings: Settings, on_epoch: OnEpoch = lambda row: None) -> Result:
-        """Train a run, or go on where it stopped."""
+    def fit(self, settings: Settings, on_epoch: OnEpoch = lambda row: None, continue_from: Run | None = None) -> Result:
+        """Train a run, or go on where it stopped, or where a finished run of fewer epochs ended."""
         finished = _finished_result(settings, self.surroundings.runtime)
         if finished is not None:
             return finished
         with contextlib.ExitStack() as locks:
-            trainer = self._trainer(settings, locks)
+            trainer = self._trainer(settings, locks, continue_from)
             trainer.on_epoch = on_epoch
             return trainer.train()
 
-    def _trainer(self, settings: Settings, locks: contextlib.ExitStack) -> Trainer:
+    def _trainer(self, settings: Settings, locks: contextlib.ExitStack, before: Run | None) -> Trainer:
         """The trainer of a run at the place where it begins or goes on, in a folder that nobody else trains in."""
         run = Run.at(settings, self.runs)
         exists = run.folder.exists()
         if exists:  # nobody else may write the state that is read now
             self._occupy(settings, locks)
         saved = run.load_state()
-        model, cost = self._prepare(settings, saved)  # whatever is wrong is found before a folder is made
-        if not exists:
+        taken = before if saved is None else None
+        if taken is not None:
+            saved = continued_state(taken, settings)
+        model, cost = self._prepare(settings, None if saved is None else saved.model)
+        if not exists:  # whatever is wrong was found before a folder is made
             self._occupy(settings, locks, is_new=True)
         trainer = Trainer(settings, self.surroundings, run, model, cost)
         trainer.start_at(first_step(settings, trainer.steps))
@@ -102,6 +110,8 @@ class Session:
             trainer.after_step = keep_rewind_state(settings, run, model)
         if saved is not None:
             trainer.restore(saved)
+        if taken is not None and self.surroundings.group.first:
+            run.take_over(taken)
         return trainer
 
     def _occupy(self, settings: Settings, locks: contextlib.ExitStack, is_new: bool = False) -> None:
@@ -114,17 +124,19 @@ class Session:
                     f"another process has trained in {run.folder} meanwhile; the same command goes on from there"
                 )
 
-    def _prepare(self, settings: Settings, saved: dict[str, Any] | None) -> tuple[nn.Module, Cost | None]:
+    def _prepare(self, settings: Settings, state: State | None) -> tuple[nn.Module, Cost | None]:
+        """The network of a run and what its pruning has cost; state: one that it had, if it goes on."""
         s = self.surroundings
+        if state is None:
+            return prepare(settings, s.dataset, s.device, s.group, rounds=self.rounds)
         try:
-            state = None if saved is None else saved["model"]
             return prepare(settings, s.dataset, s.device, s.group, saved=state, rounds=self.rounds)
-        except KeyError as error:
-            folder = Run.at(settings, self.runs).folder
-            raise RunError(f"{folder} holds a checkpoint that does not fit this run: {error} is missing") from error
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            last = Run.at(settings, self.runs).last
+            raise RunError(f"{last} does not fit this run ({error}); delete it to start again") from error
 
     def _rebuild(self, settings: Settings, state: State) -> nn.Module:
         """The network of another run with a state that it had there."""
-        model, _ = self._prepare(settings, {"model": state})
+        model, _ = self._prepare(settings, state)
         model.load_state_dict(state)
         return model

@@ -12,6 +12,7 @@ import typing
 from pathlib import Path
 from typing import Any, Literal
 
+from dctps.base.records import LARGEST, LARGEST_INT
 from dctps.base.registry import is_none, lookup
 
 POSITIVE = (
@@ -37,7 +38,7 @@ def normalise_settings(settings: Any) -> None:
         hint, value = _hints(settings)[field.name], getattr(settings, field.name)
         if type(None) in typing.get_args(hint) and is_none(value):
             value = None
-        if float in (hint, *typing.get_args(hint)) and type(value) in (int, float):
+        if float in (hint, *typing.get_args(hint)) and type(value) in (int, float) and abs(value) < LARGEST:
             value = float(value) + 0.0
         object.__setattr__(settings, field.name, tuple(value) if isinstance(value, list) else value)
 
@@ -82,10 +83,11 @@ def _check_type(hint: Any, name: str, value: Any) -> None:
             raise ValueError(f"unknown {name} {value!r}; choose one of: {', '.join(words)}")
         return
     if name == "milestones":
-        good = isinstance(value, tuple) and all(type(n) is int and n >= 0 for n in value)
+        good = isinstance(value, tuple) and all(type(n) is int and 0 <= n <= LARGEST_INT for n in value)
     else:
         good = type(value) in (options or (hint,))  # a bool is an int to Python, but not here
-    if not good or (isinstance(value, float) and not math.isfinite(value)):
+    too_large = type(value) is int and abs(value) > LARGEST_INT
+    if not good or too_large or (isinstance(value, float) and not math.isfinite(value)):
         kind = getattr(hint, "__name__", str(hint)) if not options else str(hint)
         raise ValueError(f"setting {name} cannot be {value!r}; it is of type {kind}")
 

@@ -5,36 +5,15 @@ import hashlib
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from dctps.data import Dataset
 from dctps.methods.rewiring.base import Rewiring
 from dctps.ops import autotune
+from dctps.train.records import Checkpoint, Progress
 from dctps.train.settings import Settings, run_id
 
-
-@dataclasses.dataclass
-class Progress:
-    """How far a run is."""
-
-    epoch: int = 0  # the epoch that is being trained, counted from 0
-    step: int = 0  # steps done in this epoch
-    loss: float = 0.0  # the sum of the losses of this epoch's images so far
-    correct: float = 0.0  # how many of them were classified correctly
-    images: float = 0.0  # how many there were
-    seconds: float = 0.0  # time of training, over all sittings
-    best_validation: float = -1.0
-    best_epoch: int = -1
-    test_at_best: float = float("nan")
-    pruning: dict[str, Any] | None = None  # what choosing the support has cost
-
-    def count(self, loss: float, correct: float, images: float) -> None:
-        """Add the sums over the images of one step."""
-        self.loss, self.correct, self.images = self.loss + loss, self.correct + correct, self.images + images
-
-    def start_next_epoch(self) -> None:
-        """Go to the first step of the next epoch."""
-        self.epoch, self.step, self.loss, self.correct, self.images = self.epoch + 1, 0, 0.0, 0.0, 0.0
+FREE_OPTIONS = {"lr", "fused", "foreach"}  # of an optimiser: every epoch sets the first, the device decides the others
 
 
 @dataclasses.dataclass
@@ -56,21 +35,56 @@ class TrainingState:
             content["stepper"] = self.stepper.state_dict()
         return {**content, "progress": dataclasses.asdict(self.progress), "id": run_id(self.settings)}
 
-    def restore(self, content: dict[str, Any]) -> None:
-        """Go on from a checkpoint; KeyError, TypeError, ValueError or RuntimeError if it is of another run."""
-        self._check_same(content)
-        self.model.load_state_dict(content["model"])
-        self.optimiser.load_state_dict(content["optimiser"])
+    def restore(self, saved: Checkpoint, steps_per_epoch: int) -> None:
+        """Go on from a checkpoint; ValueError or another error if it is of another run, or damaged."""
+        self._check_same(saved)
+        self._check_progress(saved.progress, steps_per_epoch)
+        self.model.load_state_dict(saved.model)
+        self._restore_optimiser(saved.optimiser)
         if self.stepper is not self.optimiser:
-            self.stepper.load_state_dict(content["stepper"])
-        self.progress = Progress(**content["progress"])
-        autotune.prefer_times(content.get("tuning", {}))
+            if saved.stepper is None:
+                raise ValueError("the state of its rewiring is missing")
+            self.stepper.load_state_dict(saved.stepper)
+        self.progress = saved.progress
+        autotune.prefer_times(saved.tuning)
 
-    def _check_same(self, content: dict[str, Any]) -> None:
-        if content["id"] != run_id(self.settings):
+    def _check_same(self, saved: Checkpoint) -> None:
+        if saved.id != run_id(self.settings):
             raise ValueError("it is of other settings")
-        if content["data"] != self.data_digest:
+        if saved.data != self.data_digest:
             raise ValueError(f"it was trained on other data than {self.settings.data} now holds")
+
+    def _check_progress(self, progress: Progress, steps: int) -> None:
+        """ValueError unless the settings lead through this place of the training."""
+        p, s = progress, self.settings
+        at_end = p.epoch == s.epochs and p.step == 0
+        if not at_end and not (p.epoch < s.epochs and p.step < steps):
+            raise ValueError(
+                f"epoch {p.epoch}, step {p.step} is not in a training of {s.epochs} epochs of {steps} steps"
+            )
+        if p.images > p.step * s.batch_size:
+            raise ValueError(f"{p.images:g} images in {p.step} steps of {s.batch_size}")
+
+    def _restore_optimiser(self, saved: dict[str, Any]) -> None:
+        """Take the state of the parameters; ValueError if their shapes or the options of the optimiser differ."""
+        groups, parameters = self.optimiser.state_dict()["param_groups"], list[Tensor]()
+        for mine, theirs in zip(groups, saved["param_groups"], strict=True):
+            if differ := [name for name in set(mine) & set(theirs) - FREE_OPTIONS if mine[name] != theirs[name]]:
+                raise ValueError(f"its optimiser has another {min(differ)} than the settings ask for")
+        for group in self.optimiser.param_groups:
+            parameters += group["params"]
+        for index, state in saved["state"].items():
+            for name, value in state.items():
+                _check_tensor(f"the optimiser's {name} of parameter {index}", value, parameters[index].shape)
+        self.optimiser.load_state_dict({"state": saved["state"], "param_groups": groups})
+
+
+def _check_tensor(name: str, value: Any, shape: torch.Size) -> None:
+    """ValueError unless this is None, or a finite tensor with one number or of this shape."""
+    if value is not None and (not isinstance(value, Tensor) or value.shape not in (shape, ())):
+        raise ValueError(f"{name} is not a tensor of shape {tuple(shape)}")
+    if value is not None and not bool(value.isfinite().all()):
+        raise ValueError(f"{name} is not finite")
 
 
 def fingerprint(dataset: Dataset) -> str:

@@ -1,5 +1,6 @@
 """Accuracy against epochs: the metrics of as many runs as a page can hold, chosen seed by seed."""
 
+import contextlib
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -7,9 +8,9 @@ from typing import Any
 from dctps.analysis.page.panels import key
 from dctps.experiments.cells import TRAIN
 from dctps.experiments.naming import method_name
-from dctps.experiments.numbers import LARGEST
-from dctps.experiments.results import Row
+from dctps.experiments.results import Broken, Row
 from dctps.experiments.status import DONE
+from dctps.train.runs import RunError
 
 POINTS = 250  # the largest number of points of a curve; longer trainings are thinned out
 KINDS = ("validation", "train", "loss")
@@ -19,9 +20,21 @@ def curves(rows: Sequence[Row], most: int) -> dict[int, dict[str, list[float | N
     """Return the metrics of at most `most` runs by the index of their row."""
     found = {}
     for index in chosen(rows)[: max(0, most)]:
-        if curve := _curve(rows[index]):
-            found[index] = curve
+        with contextlib.suppress(RunError):  # `damaged_metrics` says so
+            if curve := _curve(rows[index]):
+                found[index] = curve
     return found
+
+
+def damaged_metrics(rows: Sequence[Row], most: int) -> list[Broken]:
+    """Return those of the runs of `curves` whose metrics cannot be read, so that they have no curve."""
+    damaged = []
+    for index in chosen(rows)[: max(0, most)]:
+        try:
+            rows[index].epochs()
+        except RunError as error:
+            damaged.append(Broken(rows[index].id, f"{error}; only its curve is left out"))
+    return damaged
 
 
 def chosen(rows: Sequence[Row]) -> list[int]:
@@ -38,15 +51,10 @@ def chosen(rows: Sequence[Row]) -> list[int]:
 
 def _curve(row: Row) -> dict[str, list[float | None]]:
     """Return the numbers of a run's epochs, a list for each of `epoch` and KINDS; empty if it has no metrics."""
-    epochs = [epoch for epoch in row.epochs() if _short(epoch.get("epoch")) is not None]
+    epochs = row.epochs()
     step = -(-len(epochs) // POINTS)
     kept = epochs[-1::-step][::-1] if epochs else []  # counted from the end, so that the last epoch is always there
-    return {kind: [_short(epoch.get(kind)) for epoch in kept] for kind in ("epoch", *KINDS)} if kept else {}
-
-
-def _short(value: Any) -> float | None:
-    """Return a number with four decimals, or None if it is none; `number` would be slow for so many."""
-    return round(value, 4) if type(value) in (int, float) and -LARGEST < value < LARGEST else None
+    return {kind: [round(epoch[kind], 4) for epoch in kept] for kind in ("epoch", *KINDS)} if kept else {}
 
 
 def examples(rows: Sequence[Row], embedded: Sequence[int], most: int = 6) -> list[int]:

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from dctps.analysis.page.content import CURVES, Page, payload
+from dctps.analysis.page.curves import damaged_metrics
 from dctps.analysis.page.table import in_order
-from dctps.analysis.page.values import usable
 from dctps.base.extras import needed
 from dctps.base.files import write_atomically
 from dctps.experiments.cells import TRAIN
@@ -42,9 +42,9 @@ def write_page(results: Results, runs: Path, out: Path, *, curves: int = CURVES,
     curves: the largest number of runs whose accuracy over the epochs is on the page.
     ops: whether to count multiply-adds, for which a network of each kind is built.
     """
-    rows, damaged = usable(results.rows)
-    broken = sorted([*results.broken, *damaged], key=lambda run: run.name)
-    page = Page(runs, out, in_order(rows), broken, results.unfinished, curves, ops)
+    rows = in_order(results.rows)
+    broken = sorted([*results.broken, *damaged_metrics(rows, curves)], key=lambda run: run.name)
+    page = Page(runs, out, rows, broken, results.unfinished, curves, ops)
     text = render(page)
     # Names of folders may hold bytes that are no valid text; the page replaces them.
     write_atomically(out, lambda file: file.write_text(text, encoding="utf-8", errors="replace"))

@@ -1,13 +1,32 @@
 """The task `counts`: how many weights each layer of the network gets, without a training."""
 
 import dataclasses
-from typing import Any
 
-from dctps.experiments.numbers import number
+from dctps.base.records import Count
 from dctps.experiments.tasks.task import Columns, Content, SheetRow, Task
+from dctps.train.records import Outcome, PruningCost
 from dctps.train.runs import Run
 
 COUNTS = "counts"
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerCount:
+    """A prunable layer of a result: its trainable weights and its size."""
+
+    name: str
+    nnz: Count
+    size: Count
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CountsResult(Outcome):
+    """What the result.json of this task holds."""
+
+    task: str
+    layers: tuple[LayerCount, ...]
+    others: Count
+    pruning: PruningCost | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,24 +45,9 @@ def _columns(content: Content, run: Run) -> list[Columns]:
     return [{"index": index, **layer, "others": others} for index, layer in enumerate(content["layers"], 1)]
 
 
-def _damage(content: Content) -> str | None:
-    return None if _are_layers(content["layers"]) else "its layers are damaged"
-
-
-def _are_layers(layers: Any) -> bool:
-    return isinstance(layers, list) and all(
-        isinstance(layer, dict)
-        and isinstance(layer.get("name"), str)
-        and number(layer, "nnz") is not None
-        and number(layer, "size") is not None
-        for layer in layers
-    )
-
-
 WEIGHT_COUNTS = Task(
     name=COUNTS,
     perform="dctps.experiments.performers:count_weights",
-    keys=frozenset({"task", "layers", "others", "pruning"}),
+    result=CountsResult,
     sheets={LayerRow: _columns},
-    damage=_damage,
 )

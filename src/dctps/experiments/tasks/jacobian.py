@@ -1,13 +1,27 @@
 """The task `jacobian`: singular values of d outputs / d inputs before the first step, for some test images."""
 
 import dataclasses
-from typing import Any
 
-from dctps.experiments.numbers import number
+from dctps.base.records import Amount
 from dctps.experiments.tasks.task import Columns, Content, SheetRow, Task
+from dctps.train.records import Outcome, PruningCost
 from dctps.train.runs import Run
 
 JACOBIAN = "jacobian"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class JacobianResult(Outcome):
+    """What the result.json of this task holds."""
+
+    task: str
+    singular_values: tuple[tuple[Amount, ...], ...]  # of each image, largest first
+    pruning: PruningCost | None
+
+    def __post_init__(self) -> None:
+        lengths = {len(values) for values in self.singular_values}
+        if len(lengths) != 1 or 0 in lengths:
+            raise ValueError("singular_values are lists of one length, one for each image")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,22 +43,9 @@ def _columns(content: Content, run: Run) -> list[Columns]:
     ]
 
 
-def _damage(content: Content) -> str | None:
-    return None if _is_matrix(content["singular_values"]) else "its singular values are damaged"
-
-
-def _is_matrix(values: Any) -> bool:
-    """Whether these are lists of one length, of numbers that are not negative."""
-    if not isinstance(values, list) or not values or not all(isinstance(row, list) and row for row in values):
-        return False
-    numbers = [value for row in values for value in row]
-    return len({len(row) for row in values}) == 1 and all(number({"": v}, "") is not None and v >= 0 for v in numbers)
-
-
 JACOBIAN_SPECTRUM = Task(
     name=JACOBIAN,
     perform="dctps.experiments.performers:take_jacobian",
-    keys=frozenset({"task", "singular_values", "pruning"}),
+    result=JacobianResult,
     sheets={SingularValueRow: _columns},
-    damage=_damage,
 )

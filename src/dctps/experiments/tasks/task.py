@@ -6,6 +6,7 @@ from typing import Any
 
 from dctps.base.provenance import provenance
 from dctps.base.user_code import find_function
+from dctps.train.records import Outcome
 from dctps.train.runs import Run
 from dctps.train.settings import Runtime, Settings, to_json
 
@@ -47,9 +48,8 @@ class Task:
 
     name: str
     perform: str  # package.module:function, which leaves a result.json in the run folder; see `performer`
-    keys: frozenset[str]  # the keys of result.json beside those of every result
+    result: type[Outcome]  # the dataclass of its result.json, with all fields and their ranges
     sheets: Mapping[type[SheetRow], Callable[[Content, Run], list[Columns]]]  # from a result to rows, class by class
-    damage: Callable[[Content], str | None]  # what is wrong with the numbers of a result; None: nothing
     objection: Callable[[Content, Run], str | None] = no_objection  # why a result is of no use; None: it can be used
 
     def performer(self) -> Callable[[Settings, Runtime, Run, OnEpoch], None]:

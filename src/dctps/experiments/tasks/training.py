@@ -5,12 +5,17 @@ import dataclasses
 from dctps.experiments.cells import TRAIN
 from dctps.experiments.numbers import number
 from dctps.experiments.tasks.task import Columns, Content, SheetRow, Task
+from dctps.train.records import TrainingResult, epoch_number
 from dctps.train.runs import Run
+from dctps.train.settings import from_json
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainingRow(SheetRow):
-    """A training: accuracies as fractions, numbers of trainable weights, bytes of the network's file, seconds."""
+    """A training: accuracies as fractions, numbers of trainable weights, bytes of the network's file, seconds.
+
+    best_epoch is counted from 1, as people read it; result.json counts from 0.
+    """
 
     best_validation: float | None = None
     best_epoch: int | None = None
@@ -49,38 +54,33 @@ def accuracy(content: Content, images: str) -> float | None:
 def _training_columns(content: Content, run: Run) -> list[Columns]:
     names = ("best_validation", "best_epoch", "test_at_best", "final_validation", "final_test")
     accuracies = {name: content["accuracy"][name] for name in names}
+    accuracies["best_epoch"] = epoch_number(accuracies["best_epoch"])
     weights = {f"weights_{name}": content["weights"].get(name) for name in ("asked", "got", "size")}
     costs = {"file_bytes": content["bytes"]["file"], "seconds": content["seconds"]}
-    pruning, settings = content["pruning"] or {}, content["settings"]
+    pruning, settings = content["pruning"] or {}, from_json(content["settings"])
     costs |= {"pruning_seconds": pruning.get("seconds"), "pruning_passes": pruning.get("forward_passes")}
-    every = settings["rewire_every"] if settings.get("rewire") else None
+    every = settings.rewire_every if settings.rewire else None
     return [{**accuracies, **weights, **costs, "rewire_every": every}]
 
 
 def _epoch_columns(content: Content, run: Run) -> list[Columns]:
     names = ("loss", "train", "validation")
-    epochs = [{"epoch": row["epoch"] + 1, **{name: row.get(name) for name in names}} for row in run.read_metrics()]
+    epochs = [
+        {"epoch": epoch_number(row.epoch), **{name: getattr(row, name) for name in names}} for row in run.read_metrics()
+    ]
     return epochs or [{}]
-
-
-def _damage(content: Content) -> str | None:
-    missing = [images for images in ("test", "validation") if accuracy(content, images) is None]
-    return f"its {missing[0]} accuracy is not a number from 0 to 1" if missing else None
 
 
 def _objection(content: Content, run: Run) -> str | None:
     if content["bytes"]["file"] and not run.best.exists():
         return "its network, best.safetensors, is gone; delete the folder to train it again"
-    for name in ("test_at_best", "best_validation"):
-        float(content["accuracy"][name])  # raises where there is no number at all
     return None
 
 
 TRAINING = Task(
     name=TRAIN,
     perform="dctps.experiments.performers:train",
-    keys=frozenset({"accuracy", "weights", "pruning", "rewirings", "bytes", "seconds", "processes"}),
+    result=TrainingResult,
     sheets={TrainingRow: _training_columns, EpochRow: _epoch_columns},
-    damage=_damage,
     objection=_objection,
 )
