@@ -35,7 +35,11 @@ def report(
     from dctps.analysis.page.render import write_page
     from dctps.experiments.results import read
 
-    page = write_page(read(runs), runs, out, curves=curves, ops=ops)
+    results = read(runs)
+    if not (results.rows or results.broken or results.unfinished):
+        one = ": it is one run, which dctps inspect shows" if (runs / "config.json").exists() else ""
+        raise ValueError(f"{runs} has no folders of runs{one}; {out} is left as it is")
+    page = write_page(results, runs, out, curves=curves, ops=ops)
     Console(soft_wrap=True).print(_summary(page), highlight=False, markup=False)
 
 

@@ -1,4 +1,7 @@
-"""A folder of your own images: PATH/train/<class>/ and PATH/test/<class>/ (or val), PNG or JPEG, all of one size."""
+"""A folder of your own images: PATH/train/<class>/ and PATH/test/<class>/ (or val), all of one size.
+
+Images are PNG, JPEG, BMP or WebP, by the ends of their names.
+"""
 
 from pathlib import Path
 
@@ -7,7 +10,7 @@ from torch import Tensor
 
 from dctps.data.archives import Source, opened
 from dctps.data.dataset import DataError, Dataset
-from dctps.data.images import decoded, is_image
+from dctps.data.images import FORMATS, decoded, is_image
 
 
 def load_folder(path: Path) -> Dataset:
@@ -40,7 +43,7 @@ def _images(source: Source, part: str) -> dict[str, str]:
 def _check(source: Source, train: dict[str, str], test: dict[str, str]) -> None:
     for part, found in (("train", train), ("test", test)):
         if not found:
-            raise DataError(f"{source.path} has no image {part}/<class>/*.png, .jpg or .jpeg")
+            raise DataError(f"{source.path} has no image {part}/<class>/*, whose name ends in {', '.join(FORMATS)}")
     for name, label in test.items():
         if label not in train.values():
             raise DataError(f"{source.path}: {name} is of class {label}, of which train/ has no image")

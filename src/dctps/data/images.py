@@ -25,13 +25,15 @@ from dctps.base.progress import progress_bar
 from dctps.data.archives import Source
 from dctps.data.dataset import DataError
 
-SUFFIXES = (".png", ".jpg", ".jpeg")
+# The formats that are opened, by the ends of names. Pillow would take any file for any of its formats, and some of
+# those start other programs.
+FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".bmp": "BMP", ".webp": "WEBP"}
 Size = tuple[int, int]  # height, width
 
 
 def is_image(name: str) -> bool:
     """Return whether a file is an image, by its name."""
-    return name.lower().endswith(SUFFIXES)
+    return name.lower().endswith(tuple(FORMATS))
 
 
 def decoded(source: Source, parts: dict[str, list[str]], size: Size | None = None) -> dict[str, Tensor]:
@@ -82,7 +84,7 @@ def _pixels(source: Source, name: str) -> np.ndarray:
     pillow = needed("PIL.Image", "a data set of image files")
     content = source.read(name)
     try:
-        with pillow.open(io.BytesIO(content)) as image:
+        with pillow.open(io.BytesIO(content), formats=sorted(set(FORMATS.values()))) as image:
             return np.array(image.convert("RGB"))
     except Exception as error:  # a damaged image can raise nearly anything
         raise DataError(f"{source.path}: the image {name} cannot be decoded ({error}); replace or remove it") from error

@@ -111,7 +111,7 @@ def _results(found: list[Row | Broken | Unfinished | None]) -> Results:
 
 def failure_of(run: Run) -> Failure | None:
     """Why a run that is over has no result, or one that cannot be read; None if all is well or the run is not over."""
-    found = _read_run(run.folder)
+    found = read_run(run.folder)
     if isinstance(found, Row) and found.status != DONE:
         return Failure(run.id, found.status, printable(found.reason))
     if isinstance(found, Broken):
@@ -122,15 +122,15 @@ def failure_of(run: Run) -> Failure | None:
 
 
 def _read_usable(folder: str) -> Row | Broken | Unfinished | None:
-    """The run in a folder, as `_read_run` has it; a result that its task objects to is broken."""
-    row = _read_run(Path(folder))
+    """The run in a folder, as `read_run` has it; a result that its task objects to is broken."""
+    row = read_run(Path(folder))
     if not isinstance(row, Row) or row.status != DONE:
         return row
     objection = TASKS[row.task].objection(row.content, Run(row.folder))
     return row if objection is None else Broken(row.id, f"result.json: {objection}")
 
 
-def _read_run(folder: Path) -> Row | Broken | Unfinished | None:
+def read_run(folder: Path) -> Row | Broken | Unfinished | None:
     """The row of a run folder, or why it has none; None if it is no folder of a run."""
     run = Run(folder)
     for path, row in ((run.result, _result_row), (run.failure, _failure_row)):

@@ -133,17 +133,11 @@ class Run:
 
     def load_state(self) -> Checkpoint | None:
         """The last checkpoint; None if there is none."""
-        return self._load(self.last, lambda content: parse(Checkpoint, content)) if self.last.exists() else None
+        return _load(self.last, _checkpoint) if self.last.exists() else None
 
     def load_rewind(self) -> dict[str, Any]:
         """The state of the network from which later rounds of lottery tickets start."""
-        return self._load(self.rewind, parse_network)
-
-    def _load(self, path: Path, check: Callable[[Any], T]) -> T:
-        try:
-            return check(torch.load(path, map_location="cpu", weights_only=True))
-        except Exception as error:  # a damaged file can raise nearly anything
-            raise RunError(f"{path} is damaged ({error}); delete it to start this run again") from error
+        return _load(self.rewind, parse_network)
 
     def save_supports(self, model: nn.Module) -> None:
         """Write where the weights of a network are, for other tasks that need the same network."""
@@ -242,3 +236,19 @@ def parse_metrics(lines: Sequence[str]) -> list[EpochMetrics]:
         except RecordError as error:
             raise RecordError(str(error), f"line {number}:") from None
     return rows
+
+
+def load_torch_file(path: Path) -> Checkpoint | dict[str, Any]:
+    """What is in a last.pt, or the network in a rewind.pt; `RunError` if it is neither."""
+    return _load(path, lambda content: _checkpoint(content) if "progress" in content else parse_network(content))
+
+
+def _checkpoint(content: Any) -> Checkpoint:
+    return parse(Checkpoint, content)
+
+
+def _load(path: Path, check: Callable[[Any], T]) -> T:
+    try:
+        return check(torch.load(path, map_location="cpu", weights_only=True))
+    except Exception as error:  # a damaged file can raise nearly anything
+        raise RunError(f"{path} is damaged ({error}); delete it to start this run again") from error
