@@ -10,6 +10,7 @@ import json
 from pathlib import Path
 from typing import Any, Literal
 
+from dctps.base.words import printable
 from dctps.train.settings_checks import check_settings, normalise_paths, normalise_settings
 
 Offset = str | None
@@ -171,7 +172,7 @@ def from_json(content: Any) -> Settings:
     names = {field.name for field in dataclasses.fields(Settings)}
     unknown = sorted(set(content) - names)
     if unknown:
-        raise ValueError(f"unknown settings {', '.join(unknown)}; there are: {', '.join(sorted(names))}")
+        raise ValueError(f"unknown settings {printable(', '.join(unknown))}; there are: {', '.join(sorted(names))}")
     return Settings(**content)
 
 
