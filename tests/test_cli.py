@@ -3,8 +3,11 @@
 import subprocess
 import sys
 import types
+from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 import dctps
 from dctps.checkpoint.contents import read
@@ -27,6 +30,58 @@ def test_inspect_shows_layers_and_bytes(path, capsys):
     out = capsys.readouterr().out
     for word in ("16 x 3 x 3 x 3", "positions", "seed", "(fixed)", "BatchNorm", f"{path.stat().st_size:,}"):
         assert word in out
+
+
+RUN = Path(__file__).with_name("golden") / "folder-v1" / "dc6bb6422ce9"
+
+
+@pytest.mark.parametrize(
+    ("file", "words"),
+    [
+        ("", ["the folder of a run (task train)", "finished: test accuracy 85.83 %", "density=0.02", "metrics.jsonl"]),
+        ("last.pt", ["the state of the run dc6bb6422ce9", "3 epochs done", "after epoch 3", "classifier.positions"]),
+        ("best.safetensors", ["a network of dctps.save, with 4 sparse layers", "header"]),
+        ("../c7ad6a081bef", ["failed: DataError: unknown data set 'nothing'"]),
+        ("../counts-dc6bb6422ce9", ["(task counts)", "finished at", "supports.safetensors"]),
+        (
+            "../counts-dc6bb6422ce9/supports.safetensors",
+            ["without a manifest of dctps", "classifier.positions", "2,116"],
+        ),
+    ],
+)
+def test_inspect_says_what_it_is(file, words, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    assert main(["inspect", str(RUN / file)]) == 0
+    out = capsys.readouterr().out
+    for word in words:
+        assert word in out
+
+
+def test_inspect_of_a_run_under_way(tmp_path, capsys):
+    for name in ("config.json", "last.pt"):
+        (tmp_path / name).write_bytes((RUN / name).read_bytes())
+    assert main(["inspect", str(tmp_path)]) == 0
+    assert "not finished: 3 epochs done in 0:00; best validation accuracy 90 % after epoch 3" in capsys.readouterr().out
+    (tmp_path / "last.pt").unlink()
+    assert main(["inspect", str(tmp_path)]) == 0
+    assert "not finished: no epoch is over" in capsys.readouterr().out
+
+
+def test_inspect_of_dense_networks_and_of_the_start_of_tickets(tmp_path, capsys):
+    save_file({"conv.weight": torch.zeros(2, 3)}, tmp_path / "best.safetensors")
+    torch.save({"conv.weight": torch.zeros(2, 3)}, tmp_path / "rewind.pt")
+    for name, words in (("best.safetensors", "network of a dense run"), ("rewind.pt", "rounds of lottery tickets")):
+        assert main(["inspect", str(tmp_path / name)]) == 0
+        out = capsys.readouterr().out
+        assert words in out
+        assert "2 x 3" in out
+
+
+def test_inspect_of_folders_and_states_that_are_none(tmp_path, capsys):
+    torch.save({"progress": 5}, tmp_path / "last.pt")
+    for path, words in ((tmp_path, "is not the folder of a run"), (tmp_path / "last.pt", "last.pt is damaged (")):
+        assert main(["inspect", str(path)]) == 2
+        assert words in capsys.readouterr().err
 
 
 def test_bytes_of_the_parts_add_up(path):

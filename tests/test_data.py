@@ -24,6 +24,7 @@ from dctps.data import DATASETS, DataError, Dataset, DatasetInfo, data_root, ima
 from dctps.data import download as downloads
 from dctps.data.dataset import Remote
 from dctps.data.download import get
+from dctps.data.images import FORMATS
 
 Image = pytest.importorskip("PIL.Image", reason="needs pillow")
 RNG = np.random.default_rng(0)
@@ -619,6 +620,27 @@ def test_a_folder_that_does_not_fit_is_refused_without_a_cache(name, content, me
     with pytest.raises(DataError, match=message):
         load(f"folder:{tmp_path / 'own'}")
     assert [path.name for path in tmp_path.iterdir()] == ["own"]
+
+
+def test_folders_hold_images_of_the_formats_that_are_named(tmp_path):
+    write_folder(tmp_path / "own")
+    names = {"PNG": "4.PNG", "JPEG": "5.jpeg", "BMP": "6.bmp", "WEBP": "7.webp"}
+    images = {f"train/a/{name}": picture(random_bytes(6, 9, 3), form) for form, name in names.items()}
+    write_files(tmp_path / "own", images)
+    assert len(load(f"folder:{tmp_path / 'own'}").train_images) == 6 + 4
+    assert {name.rpartition(".")[2].lower() for name in names.values()} | {"jpg"} == {end[1:] for end in FORMATS}
+
+
+@pytest.mark.parametrize("form", ["EPS", "GIF", "TIFF", "PPM"])
+def test_no_other_format_is_opened_whatever_its_name(form, tmp_path, monkeypatch):
+    """Pillow would open them, and start Ghostscript for one of them."""
+    started = []
+    monkeypatch.setattr("PIL.EpsImagePlugin.Ghostscript", lambda *arguments, **options: started.append(arguments))
+    write_folder(tmp_path / "own")
+    write_files(tmp_path / "own", {"train/a/1.png": picture(random_bytes(6, 9, 3), form)})
+    with pytest.raises(DataError, match=r"the image train/a/1\.png cannot be decoded \(cannot identify image file"):
+        load(f"folder:{tmp_path / 'own'}")
+    assert not started
 
 
 def test_no_folder_and_an_empty_folder(tmp_path):
