@@ -10,9 +10,10 @@ from dctps.data import DATASETS, Dataset, DatasetInfo, load
 from dctps.data.dataset import Remote
 from dctps.data.download import get
 from dctps.experiments.cells import Cell
-from dctps.experiments.estimate import TEST_SHARE, Clock, Kind
+from dctps.experiments.estimate import cell_seconds, key_of, needed_settings
 from dctps.experiments.paper import panel
 from dctps.experiments.results import Row
+from dctps.experiments.step_times import step_seconds
 from dctps.experiments.summary import chance
 from dctps.models import build
 from dctps.nn.costs import count_ops
@@ -68,10 +69,11 @@ def test_costs_of_a_new_data_set(toy):
 
 
 def test_the_estimate_of_a_new_data_set(toy):
-    clock = Clock()
-    clock.seconds[Kind("small_cnn", None, (2, 12, 12), False)] = 0.5
-    assert clock.cell(Cell(toy)) == pytest.approx(3 * 6 * 0.5 * (1 + TEST_SHARE))
-    assert Clock().cell(Cell(toy)) > 0  # measured with two channels and 12 x 12 pixels
+    (needed,) = needed_settings([Cell(toy)])
+    assert needed.data == "toy"
+    assert step_seconds(needed) > 0  # two channels, 12 x 12 pixels
+    images = 6 * 0.9 + (6 * 0.1 + 6 * 0.2 * 0.5) / 3
+    assert cell_seconds(Cell(toy), {key_of(needed): 0.5}) == pytest.approx(3 * images * 0.5 / toy.batch_size)
 
 
 def test_multiply_adds_of_mnist_are_those_of_its_padded_images():

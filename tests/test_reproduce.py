@@ -80,9 +80,7 @@ def test_an_experiment_from_runs_to_picture(tmp_path, capsys):
     assert main([*command, "--only-draw"]) == 0
 
 
-@pytest.mark.process
-def test_the_list_says_what_is_done(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("dctps.experiments.estimate._measure", lambda kind: 1e-3)
+def test_the_list_says_what_is_done(tmp_path, capsys):
     assert main(["reproduce", "--list", "--scale", "paper", "--runs", str(tmp_path / "runs")]) == 0
     out = capsys.readouterr().out
     assert all(name in out for name in EXPERIMENTS)

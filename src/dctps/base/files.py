@@ -1,4 +1,4 @@
-"""Atomic writing of files, of which a reader sees the old contents or the new ones; reading files of settings."""
+"""The user's cache folder, and atomic writing: a reader sees the old contents or the new ones, never a part."""
 
 import glob
 import os
@@ -6,6 +6,12 @@ import socket
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+
+
+def cache_folder() -> Path:
+    """Return the folder of what was measured on this machine: $DCTPS_CACHE, else dctps in the user's cache folder."""
+    home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(os.environ.get("DCTPS_CACHE") or f"{home}/dctps").expanduser()
 
 
 def write_atomically(path: str | os.PathLike[str], write: Callable[[Path], object]) -> None:

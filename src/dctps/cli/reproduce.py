@@ -1,38 +1,53 @@
 """`dctps reproduce NAME`: a table or figure of the paper, from its runs to the picture."""
 
 import dataclasses
-from collections.abc import Callable
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
+from rich.console import Console
+from rich.table import Table
 
-from dctps.base.extras import require
+from dctps.base.progress import counting_bar
 from dctps.base.registry import lookup
-from dctps.cli.flags import parse
+from dctps.base.words import duration
 from dctps.cli.sweep import Machines, Place, describe_outcome, exit_if_failed, run_missing
+from dctps.experiments.cells import TRAIN, Cell, distinct
+from dctps.experiments.engines import Local, default_local
+from dctps.experiments.estimate import (
+    difference,
+    identity_of,
+    measurement_file,
+    needed_settings,
+    read_measurement,
+    total_seconds,
+)
+from dctps.experiments.paper import EXPERIMENTS
+from dctps.experiments.perform import is_over
+from dctps.experiments.results import read_cells
+from dctps.experiments.scales import Scale
+from dctps.experiments.sheet import sheet_rows, write_sheet
+from dctps.experiments.tasks.training import EpochRow
 
-if TYPE_CHECKING:
-    from dctps.experiments.cells import Cell
-    from dctps.experiments.scales import Scale
+BUSY = 1.5  # rounds of a measurement that differ by this factor were disturbed
 
 
 @dataclasses.dataclass(frozen=True)
 class Arguments:
-    """Reproduce a table or figure of the paper: execute the runs that are missing, then draw it.
-
-    dctps reproduce --list                    all tables and figures
-    dctps reproduce lenet --scale smoke       Figure 1 in a minute, on digits, to see that everything works
-    """
+    """Reproduce a table or figure of the paper: execute the runs that are missing, then draw it."""
 
     name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[NAME]")] = ""
-    """Name of the table or figure:
-    params, table1, lenet, resnet50-vgg19, mobilenet-fixup, jacobian, layer-counts, tiny-imagenet, epl-epf-counts,
-    epl-epf, sgd, fixed-alpha, allocations, synflow-counts, offsets, longer. --list says more."""
+    """Name of the table or figure. --list shows all names."""
     scale: Literal["paper", "laptop", "smoke"] = "laptop"
     """Size of the experiment: as in the paper, for an hour or two on two cores (laptop), or for a minute (smoke)."""
     list: bool = False
-    """List all experiments with their runs, epochs, estimated hours on this machine, and how many runs are done."""
+    """List all experiments with their runs, epochs, estimated hours on this machine, and how many runs are done.
+    The hours come from a stored measurement."""
+    measure: bool = False
+    """Measure a training step of each network on this machine, which takes some minutes, store the times, and list."""
     densities: tuple[float, ...] = ()
     """Run only these densities of the experiment. Without this flag all densities are run."""
     lines: tuple[str, ...] = ()
@@ -49,16 +64,11 @@ class Arguments:
 
 def reproduce(arguments: list[str]) -> None:
     """Reproduce a table or figure of the paper, or list all of them."""
-    given = parse(Arguments, "reproduce", arguments)
-    if given.list or not given.name:
+    given = tyro.cli(Arguments, prog="dctps reproduce", args=arguments)
+    if given.list or given.measure or not given.name:
         _list(given)
         return
-    from dctps.analysis.figures.draw import TABLES
-    from dctps.experiments.paper import EXPERIMENTS
-
     experiment = lookup(EXPERIMENTS, given.name, "experiment")
-    if experiment.kind not in TABLES:
-        require("matplotlib", "a figure")  # before the runs, not after them
     scale = experiment.scale(given.scale)
     cells = experiment.cells(scale)
     if given.only_draw:
@@ -71,7 +81,7 @@ def reproduce(arguments: list[str]) -> None:
     exit_if_failed(outcome)
 
 
-def _asked_cells(cells: list["Cell"], given: Arguments) -> list["Cell"]:
+def _asked_cells(cells: list[Cell], given: Arguments) -> list[Cell]:
     """The cells that the flags ask for; the dense network belongs to all densities."""
     filters: tuple[tuple[str, tuple[Any, ...], Callable[[Cell], Any]], ...] = (
         ("densities", given.densities, lambda cell: cell.settings.density),
@@ -87,13 +97,9 @@ def _asked_cells(cells: list["Cell"], given: Arguments) -> list["Cell"]:
     return cells
 
 
-def _draw(given: Arguments, scale: "Scale", cells: list["Cell"]) -> None:
+def _draw(given: Arguments, scale: Scale, cells: list[Cell]) -> None:
     """Write the table of all results that there are, and draw the figure from it."""
     from dctps.analysis.figures.draw import draw
-    from dctps.experiments.paper import EXPERIMENTS
-    from dctps.experiments.results import read_cells
-    from dctps.experiments.sheet import sheet_rows, write_sheet
-    from dctps.experiments.tasks.training import EpochRow
 
     results = read_cells(cells, given.place.runs)
     for broken in results.broken:
@@ -108,26 +114,60 @@ def _draw(given: Arguments, scale: "Scale", cells: list["Cell"]) -> None:
             print(path)
 
 
+# --- the list -------------------------------------------------------------------------------------------------------
+
+
 def _list(given: Arguments) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    from dctps.experiments.cells import distinct
-    from dctps.experiments.estimate import Clock, total_seconds
-    from dctps.experiments.paper import EXPERIMENTS
-    from dctps.experiments.perform import is_over
-
-    clock, console = Clock(), Console(highlight=False)
-    table = Table("experiment", "in the paper", title=f"scale {given.scale}; hours: a rough estimate for this machine")
+    engine = default_local(given.machines.processes, given.machines.threads)
+    cells = {name: distinct(each.cells(each.scale(given.scale))) for name, each in EXPERIMENTS.items()}
+    if given.measure:
+        _measure(cells, engine, given.place.quiet)
+    seconds, words = _stored_seconds(given.scale, engine)
+    table = Table("experiment", "in the paper", title=f"scale {given.scale}")
     for column in ("runs", "epochs", "hours", "done"):
         table.add_column(column, justify="right")
-    with console.status("measuring a step of each network"):
-        for name, experiment in EXPERIMENTS.items():
-            cells = distinct(experiment.cells(experiment.scale(given.scale)))
-            epochs = sum(cell.settings.epochs for cell in cells if cell.task == "train")
-            done = sum(is_over(cell.run(given.place.runs)) for cell in cells)
-            hours = total_seconds(cells, clock) / 3600
-            table.add_row(
-                name, experiment.where, f"{len(cells):,}", f"{epochs:,}", f"{hours:,.1f}", f"{done}/{len(cells)}"
-            )
-    console.print(table)
+    for name, own in cells.items():
+        epochs = sum(cell.settings.epochs for cell in own if cell.task == TRAIN)
+        done = sum(is_over(cell.run(given.place.runs)) for cell in own)
+        hours = _hours(total_seconds(own, seconds) / engine.processes) if seconds else "-"
+        table.add_row(name, EXPERIMENTS[name].where, f"{len(own):,}", f"{epochs:,}", hours, f"{done}/{len(own)}")
+    Console(highlight=False).print(table)
+    print(words)
+
+
+def _hours(seconds: float) -> str:
+    if math.isnan(seconds):
+        return "-"
+    return f"{seconds / 3600:,.1f}" if seconds >= 360 else "< 0.1"
+
+
+def _stored_seconds(scale: str, engine: Local) -> tuple[Mapping[str, float], str]:
+    """The measurement that the hours are estimated from, and what to say of it."""
+    stored, own = read_measurement(), identity_of(engine.processes, engine.threads)
+    how = f"`dctps reproduce --list --measure --scale {scale}`"
+    if stored is None:
+        return {}, f"no hours: this machine has not been measured, which {how} does in some minutes"
+    if unlike := difference(stored.identity, own):
+        return {}, f"no hours: the stored measurement has {unlike}; {how} measures again, in some minutes"
+    return stored.seconds, (
+        f"hours: an estimate for {engine.processes} processes from the measurement of {stored.measured} "
+        f"({_steadiness(stored.spread)}); {how} measures again"
+    )
+
+
+def _steadiness(spread: float) -> str:
+    busy = ": the machine was busy" if spread >= BUSY else ""
+    return f"its rounds differ by a factor of {spread:.1f}{busy}"
+
+
+def _measure(cells: Mapping[str, Sequence[Cell]], engine: Local, quiet: bool) -> None:
+    """Measure a step of each network at this scale, and store the times."""
+    from dctps.experiments.step_times import ROUNDS, measure
+
+    needed = needed_settings(itertools.chain.from_iterable(cells.values()))
+    with counting_bar(disable=quiet) as bar:
+        task = bar.add_task(f"measuring steps of {len(needed)} networks, {ROUNDS} rounds", total=ROUNDS * len(needed))
+        measured = measure(needed, engine.processes, engine.threads, lambda: bar.advance(task))
+    measured.store()
+    if not quiet:
+        print(f"measured in {duration(measured.took)}; the times are in {measurement_file()}")

@@ -27,7 +27,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from dctps.base.files import write_atomically
+from dctps.base.files import cache_folder, write_atomically
 from dctps.base.machine import cpu
 from dctps.core.geometry import Geometry
 from dctps.core.offsets import Offset
@@ -253,10 +253,8 @@ def _layer_run(case: Case, backend: str) -> Callable[[], None]:
 
 def cache_file() -> Path:
     """Return the path of the file with the times of this processor, instruction set and version of torch."""
-    home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    folder = Path(os.environ.get("DCTPS_CACHE") or os.path.expanduser(f"{home}/dctps"))
     machine = "".join(c if c.isalnum() else "_" for c in f"{cpu()}-{native.instruction_set()}-torch{torch.__version__}")
-    return folder / f"tuning-{FILE_FORMAT}-{machine}.json"
+    return cache_folder() / f"tuning-{FILE_FORMAT}-{machine}.json"
 
 
 def _name_of(case: Case) -> str:
