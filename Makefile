@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 SOURCES := pyproject.toml CMakeLists.txt $(wildcard src/dctps/ops/native/cpp/*)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-plain check check-native format lint types docs bench clean
+.PHONY: help demo test test-slow test-plain check check-native format lint types help-pages docs bench clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -68,6 +68,9 @@ lint: $(VENV)/.dev  ## format and lint, without changing anything
 
 types: $(VENV)/.dev  ## mypy, strict
 	$(BIN)/mypy
+
+help-pages: $(VENV)/.dev  ## writes the help of the commands into the pages of docs/commands
+	$(BIN)/python docs/hooks.py
 
 docs: $(VENV)/.dev  ## the pages of docs/ as a site in build/site; a broken link is an error
 	$(BIN)/mkdocs build --quiet --strict

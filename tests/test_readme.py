@@ -1,14 +1,18 @@
-"""All code of the README, the page of transforms and the examples runs, and prints what the pages say it prints."""
+"""The code of the README, of pages and of the examples runs and prints what they say; the help in pages is current."""
 
 import contextlib
 import io
 import re
 import runpy
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from dctps.cli import COMMANDS
 from dctps.core.transforms import TRANSFORMS
+from helpers.processes import environment
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -43,6 +47,19 @@ def test_readme_links_lead_somewhere():
     links = re.findall(r"\]\(([^)#]+)", README)
     missing = [link for link in links if "://" not in link and not (ROOT / link).exists()]
     assert missing == []
+
+
+def test_every_command_has_its_help_in_a_page():
+    pages = "".join(page.read_text() for page in (ROOT / "docs" / "commands").glob("*.md"))
+    assert set(re.findall(r"<!-- help ([a-z]+)", pages)) == set(COMMANDS)
+    assert "{{" not in pages
+
+
+@pytest.mark.process
+def test_pages_of_the_commands_have_the_help_that_the_commands_print():
+    check = [sys.executable, ROOT / "docs" / "hooks.py", "--check"]
+    run = subprocess.run(check, env=environment(), capture_output=True, text=True)
+    assert (run.returncode, run.stdout) == (0, ""), run.stderr
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda p: p.stem)
