@@ -9,7 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+import dctps
 from dctps.cli import COMMANDS
 from dctps.core.transforms import TRANSFORMS
 from helpers.processes import environment
@@ -41,6 +43,38 @@ def test_blocks_of_the_page_of_transforms_run_in_order_and_print_what_they_say(m
     for name in ("dct4", "fast_dct4", "half_done"):  # the entries that the page makes; they go with the test
         monkeypatch.setitem(TRANSFORMS, name, TRANSFORMS["dct"])
     check_blocks(PAGE_OF_TRANSFORMS)
+
+
+def test_the_support_follows_from_the_seed_alone_as_the_readme_says():
+    assert "The support comes from `seed=` alone, which is 0 by default" in README
+
+    def positions(torch_seed, **options):
+        torch.manual_seed(torch_seed)
+        return dctps.sparsify(dctps.models.build("lenet"), 0.01, **options).conv2.support
+
+    assert positions(1) == positions(2) == positions(3, seed=0)
+    assert positions(1) != positions(1, seed=1)
+
+
+def test_as_many_weights_as_the_readme_says_and_never_none():
+    assert "exactly `floor(density * weights + 1/2)` weights" in README
+    for density, count in ((0.005, 1), (0.0149, 1), (0.015, 2)):
+        assert dctps.sparsify(torch.nn.Linear(10, 10), density).nnz == count
+    with pytest.raises(ValueError, match=r"density 0\.0049 of 100 weights is less than one"):
+        dctps.sparsify(torch.nn.Linear(10, 10), 0.0049)
+
+
+@pytest.mark.process
+def test_the_huge_layer_takes_no_more_memory_than_the_readme_says(tmp_path):
+    example = [sys.executable, ROOT / "examples" / "huge_layer.py"]
+    run = subprocess.run(
+        example, env={**environment(), "OMP_NUM_THREADS": "2"}, cwd=tmp_path, capture_output=True, text=True
+    )
+    assert run.returncode == 0, run.stderr
+    (peak,) = re.findall(r"peak memory: ([\d.]+) GB, of which [\d.]+ GB before the layer was built", run.stdout)
+    said = re.findall(r"less\s+than ([\d.]+) GB", README)
+    assert len(said) == 2
+    assert all(float(peak) <= float(bound) for bound in said)
 
 
 def test_readme_links_lead_somewhere():

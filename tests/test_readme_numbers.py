@@ -70,14 +70,55 @@ def test_networks_without_an_offset(row):
             assert_rounded(ratio, times[other] / times["ours"])
 
 
+def table(name):
+    with (ROOT / "results" / f"{name}.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
 def test_linear_layers():
-    with (ROOT / "results" / "bench-linear-step.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    found = body("size")
-    assert [row[0] for row in found] == [row["size"] for row in rows]
-    for (_, dense, ours, ratio), row in zip(found, rows, strict=True):
-        for text, column in ((dense, "dense_ms"), (ours, "sparse_ms"), (ratio, "ratio")):
-            assert_rounded(text, float(row[column]))
+    passes = {
+        row["size"]: float(row["ratio_to_dense"])
+        for row in table("bench-scaling-dct")
+        if (row["sweep"], row["layer"], row["contender"]) == ("size", "linear", "ours")
+    }
+    steps = {row["size"]: row for row in table("bench-linear-step")}
+    shown = {size: (ratio, step) for size, ratio, step in body("size")}
+    assert {size for size, (ratio, _) in shown.items() if ratio} <= passes.keys()
+    assert {size for size, (_, step) in shown.items() if step} == steps.keys()
+    for size, (ratio, step) in shown.items():
+        if ratio:
+            assert_rounded(ratio, passes[size])
+        if step:
+            numbers = re.fullmatch(r"(\S+)x: (\S+) instead of (\S+) ms", step).groups()
+            for text, column in zip(numbers, ("ratio", "sparse_ms", "dense_ms"), strict=True):
+                assert_rounded(text, float(steps[size][column]))
+
+
+def test_a_linear_layer_has_one_speed_on_the_page():
+    text = SECTION.split("The next table says how many times faster a square `DpsLinear`")
+    assert len(text) == 2
+    assert not re.search(r"\b1024\b", text[0] + text[1].split("![")[1])  # beside the table and its own sentences
+
+
+ROOFLINE = {  # (kernel, stride, offset) of the rows that a sentence of the README is about
+    "The published offset's products in 3 x 3 layers": ("3", "1", "dct"),
+    "In a strided layer they": ("3", "2", "dct"),
+}
+
+
+@pytest.mark.parametrize("sentence", ROOFLINE)
+def test_shares_of_the_peak(sentence):
+    text = " ".join(SECTION.split())
+    words = r" reach (\d+)(?: to (\d+))?(?: % of the peak forwards)? and (\d+)(?: to (\d+))? %"
+    least, most, least_back, most_back = re.match(words, text.split(sentence)[1]).groups()
+    for direction, low, high in (("forward", least, most), ("backward", least_back, most_back)):
+        shares = [
+            float(row["of_peak"])
+            for row in table("bench-roofline")
+            if (row["kernel"], row["stride"], row["offset"]) == ROOFLINE[sentence] and row["direction"] == direction
+        ]
+        assert_rounded(low, 100 * min(shares))
+        assert_rounded(high or low, 100 * max(shares))
 
 
 def test_inference():
@@ -86,16 +127,3 @@ def test_inference():
     for text, model in zip(found, ("vgg19", "resnet50"), strict=True):
         times, _ = medians(path, model, 0.001, "dct")
         assert_rounded(text, times["dense"] / times["ours"])
-
-
-def test_small_linear_layers():
-    with (ROOT / "results" / "bench-scaling-dct.csv").open(newline="") as file:
-        rows = [
-            r for r in csv.DictReader(file) if (r["sweep"], r["layer"], r["contender"]) == ("size", "linear", "ours")
-        ]
-    ratios = {row["size"]: float(row["ratio_to_dense"]) for row in rows}
-    text = " ".join(SECTION.split("Small linear layers lose")[1].split())
-    found = re.findall(r"at (\d+)(?: x \d+ a `DpsLinear` has)? (\d+\.\d+)", text)
-    assert [size for size, _ in found] == ["256", "512", "1024"]
-    for size, ratio in found:
-        assert_rounded(ratio, ratios[size])
