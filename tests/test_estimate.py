@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from dctps.cli import main
-from dctps.cli.reproduce import BUSY
+from dctps.cli.experiment_list import BUSY
 from dctps.experiments import step_times
 from dctps.experiments.cells import Cell, distinct
 from dctps.experiments.engines import default_local

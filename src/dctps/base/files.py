@@ -1,4 +1,4 @@
-"""The user's cache folder, and atomic writing: a reader sees the old contents or the new ones, never a part."""
+"""Atomic writing of files: a reader sees the old contents or the new contents, never a part of either."""
 
 import glob
 import os
