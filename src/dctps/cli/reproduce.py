@@ -3,26 +3,32 @@
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
+from dctps.base.extras import require
 from dctps.base.registry import lookup
+from dctps.cli.flags import parse
 from dctps.cli.sweep import Machines, Place, describe_outcome, exit_if_failed, run_missing
-from dctps.experiments.cells import Cell
-from dctps.experiments.paper import EXPERIMENTS
-from dctps.experiments.results import read_cells
-from dctps.experiments.scales import Scale
-from dctps.experiments.sheet import sheet_rows, write_sheet
-from dctps.experiments.tasks.training import EpochRow
+
+if TYPE_CHECKING:
+    from dctps.experiments.cells import Cell
+    from dctps.experiments.scales import Scale
 
 
 @dataclasses.dataclass(frozen=True)
 class Arguments:
-    """Reproduce a table or figure of the paper: execute the runs that are missing, then draw it."""
+    """Reproduce a table or figure of the paper: execute the runs that are missing, then draw it.
+
+    dctps reproduce --list                    all tables and figures
+    dctps reproduce lenet --scale smoke       Figure 1 in a minute, on digits, to see that everything works
+    """
 
     name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[NAME]")] = ""
-    """Name of the table or figure. --list shows all names."""
+    """Name of the table or figure:
+    params, table1, lenet, resnet50-vgg19, mobilenet-fixup, jacobian, layer-counts, tiny-imagenet, epl-epf-counts,
+    epl-epf, sgd, fixed-alpha, allocations, synflow-counts, offsets, longer. --list says more."""
     scale: Literal["paper", "laptop", "smoke"] = "laptop"
     """Size of the experiment: as in the paper, for an hour or two on two cores (laptop), or for a minute (smoke)."""
     list: bool = False
@@ -46,7 +52,7 @@ class Arguments:
 
 def reproduce(arguments: list[str]) -> None:
     """Reproduce a table or figure of the paper, or list all of them."""
-    given = tyro.cli(Arguments, prog="dctps reproduce", args=arguments)
+    given = parse(Arguments, "reproduce", arguments)
     if given.list or given.measure or not given.name:
         from dctps.cli.experiment_list import list_experiments
         from dctps.experiments.engines import default_local
@@ -54,7 +60,12 @@ def reproduce(arguments: list[str]) -> None:
         engine = default_local(given.machines.processes, given.machines.threads)
         list_experiments(given.scale, given.place.runs, engine, renew=given.measure, quiet=given.place.quiet)
         return
+    from dctps.analysis.figures.draw import TABLES
+    from dctps.experiments.paper import EXPERIMENTS
+
     experiment = lookup(EXPERIMENTS, given.name, "experiment")
+    if experiment.kind not in TABLES:
+        require("matplotlib", "a figure")  # before the runs, not after them
     scale = experiment.scale(given.scale)
     cells = experiment.cells(scale)
     if given.only_draw:
@@ -67,7 +78,7 @@ def reproduce(arguments: list[str]) -> None:
     exit_if_failed(outcome)
 
 
-def _asked_cells(cells: list[Cell], given: Arguments) -> list[Cell]:
+def _asked_cells(cells: list["Cell"], given: Arguments) -> list["Cell"]:
     """The cells that the flags ask for; the dense network belongs to all densities."""
     filters: tuple[tuple[str, tuple[Any, ...], Callable[[Cell], Any]], ...] = (
         ("densities", given.densities, lambda cell: cell.settings.density),
@@ -83,9 +94,13 @@ def _asked_cells(cells: list[Cell], given: Arguments) -> list[Cell]:
     return cells
 
 
-def _draw(given: Arguments, scale: Scale, cells: list[Cell]) -> None:
+def _draw(given: Arguments, scale: "Scale", cells: list["Cell"]) -> None:
     """Write the table of all results that there are, and draw the figure from it."""
     from dctps.analysis.figures.draw import draw
+    from dctps.experiments.paper import EXPERIMENTS
+    from dctps.experiments.results import read_cells
+    from dctps.experiments.sheet import sheet_rows, write_sheet
+    from dctps.experiments.tasks.training import EpochRow
 
     results = read_cells(cells, given.place.runs)
     for broken in results.broken:
