@@ -104,16 +104,22 @@ class Trainer:
     # --- the loop
 
     def train(self) -> Result:
-        """Train to the end; returns the result, which is in the run folder then. `Interrupted` after a signal."""
+        """Train to the end; returns the result, which is in the run folder then.
+
+        `Interrupted` after a signal, also if it came too late to stop this training: what follows is to end with it.
+        """
         self._begin()
-        try:
-            with Signals() as signals:
+        with Signals() as signals:
+            try:
                 while self.progress.epoch < self.settings.epochs:
                     self._train_epoch(signals)
                     self._finish_epoch()
-        finally:
-            self.reporter.stop()
-        return self._finish()
+            finally:
+                self.reporter.stop()
+            result = self._finish()
+            if self.group.sum([signals.received is not None], self.device)[0] > 0:
+                raise self._interrupted(signals, f"finished; the result is in {self.run.result}")
+        return result
 
     def _begin(self) -> None:
         if self.group.first:
@@ -233,7 +239,11 @@ class Trainer:
         self.group.wait()
         where = f"epoch {epoch_number(self.progress.epoch)}, step {self.progress.step}"
         message = f"stopped at {where}; the state is in {self.run.last}, the same command goes on from there"
-        raise Interrupted(message, 128 + (signals.received or signal.SIGTERM))
+        raise self._interrupted(signals, message)
+
+    def _interrupted(self, signals: Signals, message: str) -> Interrupted:
+        """The error that ends the work; a process that got no signal itself stops because another one did."""
+        return Interrupted(message, 128 + (signals.received or signal.SIGTERM))
 
     def _finish(self) -> Result:
         final = {"final_validation": self.accuracy(self.validation), "final_test": self.accuracy(self.test)}
