@@ -11,7 +11,7 @@ that overwrites all buffers, and says nothing.
 """
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Self
 
 import torch
@@ -155,6 +155,14 @@ class SupportedLayer(nn.Module):
         if support.nnz != len(self._positions):
             counts = f"the state holds {support.nnz} positions, this layer {len(self._positions)}"
             raise ValueError(f"{counts}; sparsify with the same density")
+
+
+def saved_support(state: Mapping[str, Any], layer: str, shape: tuple[int, ...]) -> Support:
+    """Return the support that a layer of this name and shape has in the state of a network."""
+    prefix = f"{layer}." if layer else ""
+    if prefix + EXTRA in state:
+        return identity.decode(state[prefix + EXTRA])[0]
+    return Support(shape, state[f"{prefix}positions"])  # a state of an earlier version
 
 
 def _fingerprint(positions: Tensor) -> Tensor:  # (2, 4)

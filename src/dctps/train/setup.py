@@ -16,8 +16,10 @@ from dctps.methods.pruning.prune import prune
 from dctps.methods.subspace.subspace import project
 from dctps.nn.convert import sparsify, sparsify_norms
 from dctps.nn.diagnose import check_input
+from dctps.nn.dps_layer import DpsLayer
 from dctps.nn.prunable import prunable
 from dctps.nn.report import Request, attach_request
+from dctps.nn.supported import saved_support
 from dctps.train.images import EndlessBatches, RunBatches
 from dctps.train.lottery_rounds import IMP, LotteryRounds, State, is_dense_round
 from dctps.train.processes import Processes
@@ -81,6 +83,8 @@ def prepare(
     elif settings.density is not None and not is_dense_round(settings):
         supports, cost = _choose_supports(model, settings, dataset, device, group, saved, rounds)
         _sparsify(model, settings, supports)
+        if saved is not None and settings.rewire is not None:
+            _move_weights(model, saved)
     if settings.norm_density is not None:
         sparsify_norms(model, settings.norm_density, seed=settings.seed)
     layout = torch.channels_last if settings.channels_last else torch.contiguous_format
@@ -126,10 +130,10 @@ def _choose_supports(
     """The supports and what choosing them has cost; None where `sparsify` draws them at random."""
     if settings.method is not None:
         lookup({**METHODS, IMP: None}, settings.method, "method")
-    if saved is not None and (settings.method is not None or settings.rewire is not None):
-        return _saved_supports(model, saved), None
     if settings.method is None:
         return None, None
+    if saved is not None:
+        return _saved_supports(model, saved), None
     if settings.method == IMP:
         assert rounds is not None
         return rounds.supports(settings, model), None
@@ -138,7 +142,18 @@ def _choose_supports(
 
 def _saved_supports(model: nn.Module, saved: State) -> dict[str, Support]:
     shapes = {name: layer.get_parameter("weight").shape for name, layer in prunable(model).items()}
-    return {name: Support(tuple(shape), saved[f"{name}.positions"]) for name, shape in shapes.items()}
+    return {name: saved_support(saved, name, tuple(shape)) for name, shape in shapes.items()}
+
+
+def _move_weights(model: nn.Module, saved: State) -> None:
+    """Move the weights of a new network to where rewiring had moved them; a layer may have had more of them, or fewer.
+
+    So the network is otherwise the one that the run began with, with its seeds and the number of weights asked for.
+    """
+    for name, layer in model.named_modules():
+        if isinstance(layer, DpsLayer):
+            support = saved_support(saved, name, layer.geometry.weight_shape)
+            layer.move(support, saved[f"{name}.values"])
 
 
 def _prune(
