@@ -36,6 +36,15 @@ def write_atomically(path: str | os.PathLike[str], write: Callable[[Path], objec
     _flush(target.parent)
 
 
+def remove_leftovers(path: Path) -> None:
+    """Delete the temporary files of killed writers of `path`; for those who know that nobody is writing it now.
+
+    `write_atomically` leaves those of other machines, and those whose process may still run, because its number does.
+    """
+    for leftover in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
+        leftover.unlink(missing_ok=True)
+
+
 def _prefix(target: Path) -> str:
     return f".{target.name}.{socket.gethostname()}."
 

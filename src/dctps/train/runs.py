@@ -18,7 +18,7 @@ from safetensors.torch import load as deserialize
 from safetensors.torch import save as serialize
 from torch import nn
 
-from dctps.base.files import write_atomically
+from dctps.base.files import remove_leftovers, write_atomically
 from dctps.base.plain_files import RecordError, parse_text, read_lines, read_text
 from dctps.base.records import parse
 from dctps.checkpoint.save import save
@@ -84,6 +84,9 @@ class Run:
     def locked(self) -> Iterator[None]:
         """Keep others from training in this folder; the lock ends with the process, however that ends."""
         with self._flock("lock"):
+            for path in (self.last, self.best, self.rewind, self.metrics, self.result):  # nobody else writes them now
+                with self._writing(path):
+                    remove_leftovers(path)
             yield
 
     @contextlib.contextmanager
