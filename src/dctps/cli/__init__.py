@@ -4,6 +4,7 @@ import dataclasses
 import os
 import sys
 
+from dctps.base.command_start import interruptible
 from dctps.base.registry import unknown
 from dctps.base.user_code import find_function
 
@@ -67,7 +68,12 @@ def _main(arguments: list[str]) -> int:
     if name not in COMMANDS:
         print(f"dctps: {unknown('command', name, COMMANDS)}", file=sys.stderr)
         return 2
-    return _run(name, rest)
+    try:
+        with interruptible():
+            return _run(name, rest)
+    except KeyboardInterrupt:  # also in the middle of imports
+        print("dctps: interrupted", file=sys.stderr)
+        return 130
 
 
 def _run(name: str, arguments: list[str]) -> int:
@@ -85,9 +91,6 @@ def _run(name: str, arguments: list[str]) -> int:
             raise
         print(f"dctps: {error}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        print("dctps: interrupted", file=sys.stderr)
-        return 130
     return 0
 
 

@@ -1,0 +1,36 @@
+"""The beginning and the end of the command `dctps`: Ctrl-C ends the process at once, for nothing is to be put in order.
+
+The imports take seconds. A traceback out of the middle of them would tell nobody anything, and modules written in C may
+turn the interruption into an error of another kind. A program that imports the library is left alone.
+"""
+
+import contextlib
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+
+def is_command() -> bool:
+    """Return whether this process was started as `dctps ...` or as `python -m dctps ...`."""
+    program, options = Path(sys.argv[0]).name, sys.orig_argv
+    if program in ("-m", "__main__.py") and "-m" in options:
+        return options[options.index("-m") + 1] == "dctps"
+    return program == "dctps"
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+    """Let Ctrl-C raise KeyboardInterrupt inside of this context."""
+    dies = signal.getsignal(signal.SIGINT) is signal.SIG_DFL
+    if dies:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        if dies:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+if is_command() and signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else it is ignored, and stays so
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
