@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 SOURCES := pyproject.toml CMakeLists.txt $(wildcard src/dctps/ops/native/cpp/*)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-plain check check-native format lint types help-pages docs bench clean
+.PHONY: help demo test test-slow test-kills test-plain check check-native format lint types help-pages docs bench clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -33,6 +33,9 @@ test: $(VENV)/.dev  ## all tests but the slow ones
 test-slow: $(VENV)/.dev  ## large networks, and the property tests with ten times as many examples, newly drawn: many minutes
 	$(BIN)/python -m pytest --quiet -m slow
 	HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest --quiet -m hypothesis
+
+test-kills: $(VENV)/.dev  ## 30 kills of each of eight kinds of runs, which go on and end bit-equal: about a quarter of an hour
+	$(BIN)/python -m pytest --quiet -rP tests/test_kills.py
 
 # An environment of its own that borrows all other packages from the first one; $(1): variables, $(2): options of pip
 define install_beside

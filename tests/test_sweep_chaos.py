@@ -6,7 +6,6 @@ Kills fall where the runs on disk have come so far, at places drawn from a seed;
 import contextlib
 import dataclasses
 import importlib.util
-import json
 import os
 import random
 import signal
@@ -24,7 +23,7 @@ from dctps.experiments.results import read
 from dctps.experiments.sweep import sweep
 from helpers.marks import needs_digits
 from helpers.processes import drive, processes_in
-from helpers.runs import metrics, runtime
+from helpers.runs import metrics, result, runtime
 from helpers.sweeps import TINY, file_identity, saved_network
 
 pytestmark = [
@@ -46,14 +45,6 @@ GRID = [
     for seed in range(10)
     for kind in KINDS
 ]
-OF_THE_MOMENT = {"seconds", "finished", "commit"}
-
-
-def result(run: Any) -> dict[str, Any]:
-    """What has to be the same however often a run was interrupted."""
-    content = json.loads(run.result.read_text())
-    content["pruning"] = {k: v for k, v in (content["pruning"] or {}).items() if k != "seconds"}
-    return {key: value for key, value in content.items() if key not in OF_THE_MOMENT}
 
 
 @pytest.fixture(scope="module")

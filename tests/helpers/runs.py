@@ -20,6 +20,7 @@ SMALL = Settings(model="small_cnn", data="digits", density=0.02, epochs=2, lr=3e
 PAIR = dataclasses.replace(SMALL, optimizer="sgd", lr=0.05, epochs=3, batch_size=50)
 METRICS = {"loss": 1.0, "train": 0.5, "validation": 0.25, "lr": 0.1, "seconds": 1.0, "images_per_second": 9.0}
 TIMING = {"seconds", "images_per_second"}
+OF_THE_MOMENT = {"seconds", "finished", "commit"}
 
 
 def runtime(folder: Path) -> Runtime:
@@ -45,16 +46,36 @@ def state(run: Run) -> dict:
     """The last checkpoint of a run, without the time it took."""
     content = dataclasses.asdict(run.load_state())
     content["progress"].pop("seconds")
+    (content["progress"]["pruning"] or {}).pop("seconds", None)
     return content
+
+
+def result(run: Run) -> dict:
+    """The result of a run, without the times and the commit."""
+    content = json.loads(run.result.read_text())
+    (content["pruning"] or {}).pop("seconds", None)
+    return {key: value for key, value in content.items() if key not in OF_THE_MOMENT}
 
 
 def assert_identical(run: Run, other: Run):
     """Check that weights, optimiser, progress and metrics of two runs are equal to the last bit."""
-    mine, theirs = state(run), state(other)
-    for a, b in zip(leaves(mine), leaves(theirs), strict=True):
-        assert a[0] == b[0]
-        assert torch.equal(a[1], b[1]) if isinstance(a[1], torch.Tensor) else a[1] == b[1], a[0]
+    assert_equal_trees(state(run), state(other))
     assert metrics(run) == metrics(other)
+
+
+def assert_equal_trees(mine, theirs):
+    """Check that nested dicts and lists of tensors and plain values are equal to the last bit."""
+    for (place, a), (other_place, b) in zip(leaves(mine), leaves(theirs), strict=True):
+        assert place == other_place
+        if isinstance(a, torch.Tensor):
+            assert (a.dtype, a.shape, bits(a)) == (b.dtype, b.shape, bits(b)), place
+        else:
+            assert (type(a), a) == (type(b), b), place
+
+
+def bits(tensor: torch.Tensor) -> bytes:
+    """The numbers of a tensor as they lie in memory, which tells 0 from -0."""
+    return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
 
 
 def leaves(tree, path=""):
