@@ -1,5 +1,6 @@
 """What a route is: an algorithm for y = (alpha D + S) x and its gradients, for the layers of one geometry."""
 
+import functools
 import math
 from typing import NamedTuple, Protocol
 
@@ -65,6 +66,24 @@ def memory_format(x: Tensor) -> torch.memory_format:
         if x.dim() == dims and x.is_contiguous(memory_format=layout) and not x.is_contiguous():
             return layout
     return torch.contiguous_format
+
+
+def read_pixels(x: Tensor, geometry: Geometry) -> Tensor:
+    """Return the pixels of x that some output reads; the others, which a stride or a dilation skips, are no factors."""
+    g = geometry
+    for axis, numbers in enumerate(zip(x.shape[2:], g.kernel, g.stride, g.padding, g.dilation, strict=True)):
+        read = _read_coordinates(*numbers)
+        if len(read) < x.shape[axis + 2]:
+            x = x.index_select(axis + 2, torch.tensor(read, dtype=torch.int64, device=x.device))
+    return x
+
+
+@functools.lru_cache(maxsize=4096)
+def _read_coordinates(size: int, kernel: int, stride: int, padding: int, dilation: int) -> tuple[int, ...]:
+    """Return the coordinates along one axis that some output reads."""
+    starts = range(-padding, size + padding - dilation * (kernel - 1), stride)
+    read = {start + tap * dilation for start in starts for tap in range(kernel)}
+    return tuple(sorted(read & set(range(size))))
 
 
 def count_outputs(x: Tensor, geometry: Geometry) -> int:

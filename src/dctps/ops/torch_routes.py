@@ -9,7 +9,7 @@ from dctps.core.geometry import Geometry, convolve
 from dctps.core.offsets import Offset
 from dctps.ops import sparse
 from dctps.ops.offset_torch import OffsetProduct
-from dctps.ops.route import Gradients, Needs, count_dense, count_outputs
+from dctps.ops.route import Gradients, Needs, count_dense, count_outputs, read_pixels
 from dctps.ops.weight import dense_weight
 
 
@@ -69,8 +69,12 @@ class TorchRoute:
         if self.product is None or alpha is None or not (needs_x or needs_alpha):
             return x_grad, values_grad, None
         offset_grad = self.product.adjoint(grad, tuple(x.shape[2:]))  # D'g
-        alpha_grad = torch.sum(x * offset_grad) if needs_alpha else None
+        alpha_grad = self._alpha_gradient(x, offset_grad) if needs_alpha else None
         return None if x_grad is None else x_grad.add_(offset_grad * alpha), values_grad, alpha_grad
+
+    def _alpha_gradient(self, x: Tensor, offset_grad: Tensor) -> Tensor:
+        """Return <x, D'g> over the pixels that outputs read; D'g is zero elsewhere, but zero times infinity is NaN."""
+        return torch.sum(read_pixels(x, self.geometry) * read_pixels(offset_grad, self.geometry))
 
     def multiply_adds(self, x: Tensor, nnz: int) -> int:
         count = count_outputs(x, self.geometry) * nnz

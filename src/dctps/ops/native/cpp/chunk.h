@@ -171,7 +171,7 @@ void product_forward(const Call<T>& call, const Buffers<T>& b, long pixels) {
         product(o.part[i].second, k, last, source + o.part[i].rank_start * rows + f * ld, call.steps,
                 b.planes + i * rows + f * ld, o.parts * rows, seen);
     // The list counts the planes of all filters, but b.planes holds those of this block alone.
-    combine(call.taps, k, last, b.planes - k * o.parts * rows, T(0), b.y + k * ld, ld, pixels);
+    combine(call.taps, k, last, b.planes - k * o.parts * rows, NOTHING<T>, b.y + k * ld, ld, pixels);
   }
 }
 
@@ -189,7 +189,7 @@ void product_adjoint(const Call<T>& call, const Buffers<T>& b, long pixels) {
     const long count = filters - k < block ? filters - k : block;
     const bool depthwise = call.layer.taps > 1;
     if (depthwise)
-      combine(call.taps_adjoint, k * o.parts * phases, (k + count) * o.parts * phases, b.y, T(0), b.planes, ld, pixels);
+      combine(call.taps_adjoint, k * o.parts * phases, (k + count) * o.parts * phases, b.y, NOTHING<T>, b.planes, ld, pixels);
     for (int i = 0; i < o.parts; i++) {
       const Part<T>& part = o.part[i];
       const long padded = (part.rank + ROWS - 1) / ROWS * ROWS;
@@ -214,7 +214,7 @@ void offset_forward(const Call<T>& call, const Buffers<T>& b, long pixels) {
   const bool depthwise = call.layer.taps > 1;
   const long seen = pixels + call.frame.reach;
   lines_forward(call, b.x, depthwise ? T(1) : call.alpha, depthwise ? b.planes : b.y, b.line, seen);
-  if (depthwise) combine(call.taps, 0, call.layer.filters, b.planes, T(0), b.y, call.frame.ld, pixels);
+  if (depthwise) combine(call.taps, 0, call.layer.filters, b.planes, NOTHING<T>, b.y, call.frame.ld, pixels);
 }
 
 // back = D'y.
@@ -223,7 +223,7 @@ void offset_adjoint(const Call<T>& call, const Buffers<T>& b, long pixels) {
   if (call.offset->kind == Kind::product) return product_adjoint(call, b, pixels);
   const bool depthwise = call.layer.taps > 1;
   const long planes = call.offset->planes * call.layer.phases;
-  if (depthwise) combine(call.taps_adjoint, 0, planes, b.y, T(0), b.planes, call.frame.ld, pixels);
+  if (depthwise) combine(call.taps_adjoint, 0, planes, b.y, NOTHING<T>, b.planes, call.frame.ld, pixels);
   lines_adjoint(call, depthwise ? b.planes : b.y, b.back, b.line, pixels);
 }
 
@@ -239,15 +239,34 @@ void forward(const Call<T>& call, const Chunk& chunk, T* scratch) {
   const Buffers<T> b(call, false, scratch);
   const long pixels = chunk.pixels(call.frame), ld = call.frame.ld, filters = call.layer.filters;
   pack_input(call, chunk, b);
-  T keep = 0;
+  const T one = 1, *keep = NOTHING<T>;
   if (call.offset) {
     offset_forward(call, b, pixels);
     const bool scaled = call.offset->kind != Kind::product || (call.layer.taps > 1 && !call.offset->gathers);
-    keep = scaled ? T(1) : call.alpha;
+    keep = scaled ? &one : &call.alpha;
   }
   combine(call.sparse, 0, filters, b.x, keep, b.y, ld, pixels);
   locate(call.layer, chunk, output_side(call.layer), call.out, chunk.low, chunk.high, b.map);
   unpack<T>(b.map, b.y, ld, filters, call.bias, call.out);
+}
+
+// <x, D'y> over the pixels `first` to `last` that some output reads; `b.map` is the map of the outputs. D'y is zero at
+// the other pixels, but zero times an infinity is a NaN.
+template <class T>
+double dot_of_read_pixels(const Call<T>& call, const Buffers<T>& b, long first, long last) {
+  const Layer& layer = call.layer;
+  double total = 0;
+  for (long f = 0; f < layer.phases; f++)
+    for (long p = first; p < last; p++) {
+      bool read = false;
+      for (long t = 0; t < layer.taps && !read; t++) {
+        const long output = p - layer.tap_shift[t];
+        read = layer.tap_phase[t] == f && output >= 0 && b.map.source[output] >= 0;
+      }
+      for (long i = f; read && i < layer.channels() * layer.phases; i += layer.phases)
+        total += double(b.back[i * call.frame.ld + p]) * double(b.x[i * call.frame.ld + p]);
+    }
+  return total;
 }
 
 // The gradients for one chunk. Writes that of x, adds to those of the values, and returns <x, D'y>.
@@ -256,24 +275,25 @@ double backward(const Call<T>& call, const Chunk& chunk, T* scratch, double* val
   const Buffers<T> b(call, true, scratch);
   const Layer& layer = call.layer;
   const long pixels = chunk.pixels(call.frame), ld = call.frame.ld, inputs = layer.channels() * layer.phases;
+  if (call.needs_values || call.needs_alpha) pack_input(call, chunk, b);
   locate(layer, chunk, output_side(layer), call.y, -1, chunk.high, b.map);
   pack<T>(b.map, call.y, layer.filters, b.y, ld);
   clear_margins(call.frame, pixels, b.y, layer.filters);
-  if (call.needs_values || call.needs_alpha) pack_input(call, chunk, b);
   // The gradients are summed over the band's own pixels; its neighbours sum over the others.
   const long skip = call.frame.banded ? (chunk.low - chunk.base) * call.frame.row_pixels : 0;
   const long own = call.frame.banded ? (chunk.high - chunk.low) * call.frame.row_pixels : pixels;
+  if (call.needs_values) dots(call.sparse, b.y + skip, ld, b.x + skip, b.map.source + skip, own, values);
   double alpha = 0;
   if (call.offset && (call.needs_x || call.needs_alpha)) {
     offset_adjoint(call, b, pixels);
     if (call.needs_alpha)
       for (long i = 0; i < inputs; i++) alpha += dot(b.back + i * ld + skip, b.x + i * ld + skip, own);
+    if (!finite(alpha)) alpha = dot_of_read_pixels(call, b, skip, skip + own);
   }
   if (call.needs_x) {
-    combine(call.sparse_adjoint, 0, inputs, b.y, call.offset ? call.alpha : T(0), b.back, ld, pixels);
+    combine(call.sparse_adjoint, 0, inputs, b.y, call.offset ? &call.alpha : NOTHING<T>, b.back, ld, pixels);
     unpack_input(call, chunk, b);
   }
-  if (call.needs_values) dots(call.sparse, b.y + skip, ld, b.x + skip, own, values);
   return alpha;
 }
 
