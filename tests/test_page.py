@@ -19,15 +19,20 @@ from dctps.analysis.page.content import payload
 from dctps.analysis.page.costs import operations, weight_bytes
 from dctps.analysis.page.curves import POINTS, chosen, curves
 from dctps.analysis.page.looks import DASHES, assign_looks, plotly_look, spare_looks
-from dctps.analysis.page.panels import FIELDS, accuracy_panels, by_line, key
+from dctps.analysis.page.panels import FIELDS, accuracy_panels, by_line, details, key, titles
 from dctps.analysis.page.render import write_page
 from dctps.analysis.page.table import in_order, table
 from dctps.checkpoint.contents import read as read_file
 from dctps.cli.inspect import part_bytes
 from dctps.cli.report import report
+from dctps.core.allocation import ALLOCATIONS
+from dctps.core.offsets import OFFSETS
+from dctps.experiments.glossary import meanings
 from dctps.experiments.naming import method_name
 from dctps.experiments.paper import DENSE, FORCE_BATCHES, PAPER_METHODS, SGD, configured
 from dctps.experiments.results import Broken, Results, Row, read
+from dctps.methods.pruning import METHODS
+from dctps.methods.rewiring import REWIRINGS
 from dctps.models import MODELS
 from dctps.train.settings import Settings, run_id
 from helpers.pages import BASE, EVIL, sparse, task_result, training_failure, training_result, write_metrics, write_run
@@ -118,12 +123,64 @@ def test_a_panel_is_all_but_method_density_and_seed():
     (one,) = accuracy_panels(
         [row(sparse(d, seed=s, offset=o)) for d in (0.1, 0.2) for s in (0, 1) for o in ("dct", None)]
     )
-    assert one["title"] == "small_cnn, digits, 3 epochs"
+    assert one["title"] == "small CNN, digits, 3 epochs"
     assert [line["name"] for line in one["lines"]] == ["DCTpS (exact EPL)", "Random (exact EPL)"]
     assert one["runs"] == 8
     for name, value in {"epochs": 4, "width": 8, "batch_size": 5, "images": 10, "augment": False, "lr": 0.5}.items():
         two = accuracy_panels([row(sparse()), row(sparse(**{name: value}))])
         assert len({panel["title"] for panel in two}) == 2, name
+
+
+RAW = re.compile(r"\w_\w|\bNone\b|\bTrue\b|\bFalse\b|/")  # keys and values of a program, which are no words
+OTHER_VALUES = {  # a second value of each setting of a panel
+    "model": "fixup_resnet20", "width": 8, "hidden": 20, "data": "tiny_imagenet", "images": 10, "backend": "torch",
+    "optimizer": "adamw", "lr": 0.5, "momentum": 0.5, "weight_decay": 0.1, "schedule": "cosine", "milestones": (1, 2),
+    "gamma": 0.5, "legacy_lr_order": True, "epochs": 1, "batch_size": 5, "augment": False, "split": "paper",
+    "bf16": True, "channels_last": True, "compile": True,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_titles_of_panels_are_in_words_and_tell_every_setting_apart(name):
+    usual = Settings(model="lenet" if name == "hidden" else "small_cnn", data="digits")
+    keys = [key(usual), key(dataclasses.replace(usual, **{name: OTHER_VALUES[name]}))]
+    found = titles(keys)
+    assert len(set(found)) == 2
+    assert not any(RAW.search(title) for title in found), found
+    assert not any(RAW.search(details(keys[1], [keys[1]])) for title in found)
+
+
+@pytest.mark.parametrize("allocation", ALLOCATIONS)
+@pytest.mark.parametrize("offset", [*OFFSETS, "dct/channel/position/random/3", None])
+def test_names_of_methods_are_in_words_and_explained(allocation, offset):
+    name = method_name(sparse(offset=offset, allocation=allocation))
+    assert not RAW.search(name), name
+    assert len(meanings([name])) >= (1 if name == "DCTpS" else 2)  # the offset, and the rule
+
+
+def test_every_method_and_rewiring_is_explained():
+    for method in [*METHODS, "imp"]:
+        assert meanings([method_name(sparse(offset=None, method=method))]), method
+    for rewire in REWIRINGS:
+        name = method_name(sparse(offset=None, rewire=rewire, allocation="sqrt"))
+        assert len(meanings([name])) == 2, name
+
+
+def test_the_exact_rule_is_explained_apart_from_the_published_one():
+    assert list(meanings(["DCTpS (exact EPL)"])) == ["DCTpS", "exact EPL"]
+    assert list(meanings(["Random (EPL)", "Random (exact EPL)"])) == ["Random", "EPL", "exact EPL"]
+    told = meanings(["EPL, exact EPL"])
+    assert "fewer weights" in told["EPL"]
+    assert "exactly as many weights" in told["exact EPL"]
+
+
+def test_the_page_explains_the_names_that_are_on_it(tmp_path, without_plotly):
+    write_run(tmp_path / "runs", training_result(sparse()))
+    write_page(read(tmp_path / "runs"), tmp_path / "runs", tmp_path / "page.html")
+    text = Reader.of((tmp_path / "page.html").read_text()).text
+    assert text.count("What the names mean") == 2  # the heading, and the link to it
+    assert "exact EPL" in text
+    assert "SynFlow" not in text
 
 
 def test_every_setting_is_of_the_panel_or_of_the_method():
@@ -149,8 +206,8 @@ def test_means_and_deviations_over_seeds():
 def test_no_mean_over_runs_that_were_carried_out_differently():
     rows = [row(sparse(rewire="rigl", rewire_every=n, seed=s)) for n in (10, 100) for s in (0, 1)]
     assert {name: len(own) for name, own in by_line(rows).items()} == {
-        "DCTpS + RigL (exact EPL), rewire_every 10": 2,
-        "DCTpS + RigL (exact EPL), rewire_every 100": 2,
+        "DCTpS + RigL (exact EPL), rewired every 10 steps": 2,
+        "DCTpS + RigL (exact EPL), rewired every 100 steps": 2,
     }
     assert list(by_line(rows[:2])) == ["DCTpS + RigL (exact EPL)"]
 
@@ -165,7 +222,7 @@ def test_dctps_at_its_own_rate_stands_beside_the_others_and_says_so():
     base = dataclasses.replace(SGD, data="digits")
     rows = [row(configured(base, name, density=0.1)) for name in ("DCTpS", "RigL")]
     (one,) = accuracy_panels(rows)
-    assert [line["name"] for line in one["lines"]] == ["RigL", "DCTpS, lr 0.03"]
+    assert [line["name"] for line in one["lines"]] == ["RigL", "DCTpS, learning rate 0.03"]
     assert key(sparse(lr=0.03)) != key(sparse(lr=0.1))  # Adam's rates are all of the panel
 
 
@@ -237,7 +294,7 @@ def test_weights_per_layer_and_spectra(tmp_path, without_plotly):
     (spectrum,) = data["spectra"][0]["densities"]
     line = spectrum["lines"][0]
     assert (line["middle"], line["low"], line["high"], line["n"]) == ([2, 0], [1, 0], [4, 1], 2)
-    assert data["layers"][0]["title"] == "small_cnn, digits"  # epochs do not matter
+    assert data["layers"][0]["title"] == "small CNN, digits"  # epochs do not matter
 
 
 @pytest.mark.parametrize(
@@ -310,7 +367,9 @@ def test_the_table_has_a_row_for_every_run():
     assert column(columns, "density") == [None, 0.1, 0.1]
     assert column(columns, "status") == ["done", "failed", "done"]
     assert column(columns, "test") == [90.0, None, 12.3457]
-    assert column(columns, "other settings") == ["epochs 3", "epochs 3", "lr 0.5, epochs 3"]
+    assert column(columns, "other settings") == ["", "", "lr 0.5"]
+    assert column(columns, "epochs") == [3, 3, 3]
+    assert column(columns, "network") == ["small CNN"] * 3
     assert column(columns, "seconds") == [1.5, None, 1.5]
     assert "task" not in [c["name"] for c in columns]
     assert "multiply-adds" not in [c["name"] for c in columns]
@@ -412,7 +471,7 @@ def test_the_page_loads_nothing(tmp_path, without_plotly):
     write_run(tmp_path / "runs", training_result(sparse()))
     write_page(read(tmp_path / "runs"), tmp_path / "runs", tmp_path / "page.html")
     found = Reader.of((tmp_path / "page.html").read_text())
-    assert {value for _, name, value in found.attributes if name in ("src", "href")} == {"data:,"}
+    assert {value for _, name, value in found.attributes if name in ("src", "href")} == {"data:,", "#names"}
     (policy,) = [value for _, name, value in found.attributes if name == "content" and "default-src" in value]
     assert "default-src 'none'" in policy
     assert policy.count("'sha256-") == 2

@@ -143,7 +143,7 @@ def test_everything_on_the_page_works_without_a_network_or_a_complaint(opened):
     for summary in page.locator("summary").all():
         summary.click()
     assert page.locator("#accuracy-numbers tbody tr").count() > 0
-    assert "4 for each trained weight" in page.locator("dl").inner_text()
+    assert "4 for each trained weight" in page.locator("#table dl").inner_text()
     assert page.locator("#layers-plot .scatterlayer .trace").count() == 2  # sizes, and a line
     assert page.locator("#spectra-plot .scatterlayer .trace").count() == 2  # a band, and a line
     assert "are 0" in page.locator("#spectra-note").inner_text()
@@ -302,6 +302,66 @@ def test_the_body_never_scrolls_sideways(opened, width, scheme):
     assert box[0] > box[1]  # the table scrolls inside its box
     back = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert (sum(map(int, re.findall(r"\d+", back))) < 200) == (scheme == "dark")
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_words_in_the_search_field_are_not_clipped(opened, width):
+    page = opened(width)
+    room, needed = page.locator("#search").evaluate("""field => {
+        const style = getComputedStyle(field), pen = document.createElement("canvas").getContext("2d");
+        pen.font = `${style.fontSize} ${style.fontFamily}`;
+        const inside = field.clientWidth - parseFloat(style.paddingLeft) - parseFloat(style.paddingRight);
+        return [inside, pen.measureText(field.placeholder).width];
+    }""")
+    assert needed < room
+
+
+def test_epochs_are_seen_without_scrolling(opened):
+    page = opened()
+    page.locator("#search").fill("small CNN dctps done")
+    assert set(cells(page, "epochs")) == {"3"}
+    box, column = page.locator("#box").bounding_box(), head(page, "epochs").bounding_box()
+    assert column["x"] + column["width"] <= box["x"] + box["width"]
+    page.locator("#search").fill("counts")
+    assert cells(page, "epochs") == [NONE]  # nothing was trained
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_table_that_scrolls_says_so(opened, width):
+    page = opened(width)
+    frame, hint = page.locator("#table .scroller"), page.locator("#table .hint")
+    assert hint.inner_text() == "Scroll sideways for more columns →"
+    edges = "frame => ['left', 'right', 'above', 'below'].filter((edge) => frame.classList.contains(edge))"
+    assert frame.evaluate(edges) == ["right", "below"]
+    page.locator("#box").evaluate("box => box.scrollTo(box.scrollWidth, box.scrollHeight)")
+    page.wait_for_selector("#table .scroller.left.above:not(.right, .below)")
+    page.locator("#search").fill("no run has these words")
+    page.evaluate("document.querySelectorAll('#heads th').forEach((th, i) => { th.hidden = i > 1; })")
+    page.wait_for_selector("#table .hint", state="hidden")  # it fits now
+    assert frame.evaluate(edges) == []
+
+
+def test_a_list_of_methods_that_scrolls_says_so(digits):
+    assert not digits.locator("#accuracy-choices .hint").is_visible()  # four methods fit
+    digits.add_style_tag(content=".choices { max-height: 60px !important; }")
+    digits.wait_for_selector("#accuracy-choices .hint:not([hidden])")
+    assert digits.locator("#accuracy-choices .hint").all_inner_texts() == ["Scroll for more methods ↓"]
+    assert digits.locator("#accuracy-choices .scroller.below").count() == 1
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_names_of_methods_are_explained_at_a_link_from_the_chart(opened, width):
+    page = opened(width)
+    page.locator("#accuracy a").click()
+    terms = page.locator("#names dt").all_inner_texts()
+    assert {"dense", "DCTpS", "EPL", "exact EPL", "SynFlow"} <= set(terms)
+    assert page.locator("#names").bounding_box()["y"] < 900  # the page went there
+
+
+def test_a_panel_whose_title_is_cut_has_it_in_full_below(opened):
+    page = opened(390)
+    title = page.locator("#panel option:checked").inner_text().rpartition(" (")[0]
+    assert page.locator("#accuracy-note").inner_text().startswith(f"{title}: ")
 
 
 def test_what_files_say_is_shown_and_not_run(opened):

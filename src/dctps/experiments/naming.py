@@ -7,6 +7,7 @@ rewirings or the batches of a pruning method. Means over runs have to keep those
 from dctps.base.words import percent
 from dctps.experiments.cells import varied
 from dctps.experiments.paper import DENSE, PAPER_METHODS
+from dctps.experiments.titles import offset_title
 from dctps.methods.pruning import METHODS
 from dctps.methods.rewiring import REWIRINGS
 from dctps.train.settings import Settings
@@ -18,6 +19,13 @@ RULES = {
     "epl": "exact EPL",
     "epf": "exact EPF",
     "erk": "exact ERK",
+    "er": "ER",
+    "sqrt": "square root",
+    "epf_strict": "strict EPF",
+    "uniform_paper": "uniform, as published",
+    "epl_paper_rigl": "EPL, rounded as RigL",
+    "erk_paper_rigl": "ERK, rounded as RigL",
+    "erk_google": "ERK of RigL's authors",
 }
 OTHER_METHODS = {"imp": "IMP"}  # the titles of the methods that are no pruning at initialisation
 Core = tuple[str | None, ...]
@@ -31,7 +39,7 @@ def method_name(settings: Settings) -> str:
     >>> method_name(Settings(density=0.01, offset=None, rewire="set", allocation="uniform"))
     'SET (uniform)'
     >>> method_name(Settings(density=0.01, offset="srht", alpha="preserve"))
-    'DpS srht (exact EPL), alpha preserve'
+    'DpS: Hadamard, signs, random rows (exact EPL), alpha preserve'
     """
     name = DENSE if settings.density is None else _PAPER.get(_core(settings)) or _built(settings)
     return ", ".join([name, *_details(settings)])
@@ -54,7 +62,7 @@ def _built(settings: Settings) -> str:
         return f"Hyperplane Projection ({settings.projection})"
     parts = []
     if settings.offset is not None:
-        parts.append("DCTpS" if settings.offset == "dct" else f"DpS {settings.offset}")
+        parts.append("DCTpS" if settings.offset == "dct" else f"DpS: {offset_title(settings.offset)}")
     if settings.method is not None:
         parts.append(_method_title(settings.method))
     if settings.rewire is not None:

@@ -12,6 +12,8 @@ from dctps.analysis.page.looks import assign_looks, spare_looks
 from dctps.analysis.page.panels import accuracy_panels
 from dctps.analysis.page.table import table
 from dctps.experiments.cells import TRAIN
+from dctps.experiments.glossary import meanings
+from dctps.experiments.naming import method_name
 from dctps.experiments.results import Broken, Row
 from dctps.experiments.status import DONE
 
@@ -44,6 +46,7 @@ def payload(page: Page) -> dict[str, Any]:
     lines += [line["name"] for panel in (*layers, *spectra) for part in panel["densities"] for line in part["lines"]]
     return {
         "looks": assign_looks(lines),
+        "names": meanings({*lines, *(method_name(row.settings) for row in page.rows)}),
         "spare": spare_looks(),
         "panels": panels,
         "first": max(range(len(panels)), key=lambda i: panels[i]["runs"], default=0),

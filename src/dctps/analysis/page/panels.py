@@ -18,7 +18,7 @@ from dctps.experiments.paper import SGD, SGD_DCTPS_LR
 from dctps.experiments.results import Row
 from dctps.experiments.status import COLLAPSED, DONE, FAILED
 from dctps.experiments.summary import chance, over_seeds
-from dctps.experiments.titles import data_title, network_title
+from dctps.experiments.titles import setting_words
 from dctps.train.settings import Settings
 
 OF_PRUNING = ("method_steps", "method_batches", "imp_rewind")
@@ -79,27 +79,16 @@ def _varying(keys: Sequence[Key]) -> list[str]:
 
 def _shown(values: dict[str, Any], varying: Sequence[str], trained: bool) -> Iterable[str]:
     """Yield the parts of a panel's title."""
-    yield network_title(values["model"])
-    yield data_title(values["data"])
-    for name in ("width", "hidden"):
-        if values[name] is not None:
-            yield f"{name} {values[name]}"
-    if values["images"] is not None:
-        yield f"{values['images']:,} images"
-    if trained:
-        yield f"{values['epochs']} epoch{'s' if values['epochs'] != 1 else ''}"
-    yield from (f"{name} {_word(values[name])}" for name in varying)
-
-
-def _word(value: Any) -> str:
-    return str(value).removesuffix(".0")
+    always = _TITLED if trained else [name for name in _TITLED if name != "epochs"]
+    yield from (setting_words(name, values[name]) for name in always if values[name] is not None)
+    yield from (setting_words(name, values[name]) for name in varying)
 
 
 def details(panel: Key, keys: Sequence[Key]) -> str:
-    """Return the settings of a panel that are not in its title and differ from their defaults."""
+    """Return, in words, the settings of a panel that are not in its title and differ from their defaults."""
     titled, defaults = {*_TITLED, *_varying(keys)}, Settings()
     pairs = [(name, value) for name, value in zip(FIELDS, panel, strict=True) if name not in titled]
-    return ", ".join(f"{name} {_word(value)}" for name, value in pairs if value != getattr(defaults, name))
+    return ", ".join(setting_words(name, value) for name, value in pairs if value != getattr(defaults, name))
 
 
 # --- lines ----------------------------------------------------------------------------------------------------------
@@ -118,14 +107,14 @@ def by_line(rows: Iterable[Row]) -> dict[str, list[Row]]:
     """Group the runs by method, under names that are as long as they must be to tell them apart."""
     groups = defaultdict[str, list[Row]](list)
     for row in rows:
-        rate = f", lr {row.settings.lr:g}" if has_own_rate(row.settings) else ""
-        groups[method_name(row.settings) + rate].append(row)
+        rate = [setting_words("lr", row.settings.lr)] if has_own_rate(row.settings) else []
+        groups[", ".join([method_name(row.settings), *rate])].append(row)
     lines = defaultdict[str, list[Row]](list)
     for name, members in groups.items():
         ways = [unnamed_settings(row.settings) for row in members]
         varying = [n for n in ways[0] if len({way.get(n) for way in ways}) > 1]
         for row, way in zip(members, ways, strict=True):
-            lines[", ".join([name, *(f"{n} {_word(way.get(n))}" for n in varying)])].append(row)
+            lines[", ".join([name, *(setting_words(n, way.get(n)) for n in varying)])].append(row)
     return dict(sorted(lines.items(), key=lambda item: order(item[0])))
 
 

@@ -12,7 +12,7 @@ import html
 import importlib.metadata
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -141,8 +141,11 @@ def _sections(page: Page, content: dict[str, Any]) -> Iterator[str]:
         yield _filled("initial", name="layers", title="Weights per layer", words=LAYERS_WORDS)
     if content["spectra"]:
         yield _filled("initial", name="spectra", title="Spectrum of the Jacobian", words=SPECTRA_WORDS)
+    if content["names"]:
+        yield _filled("names", names=_meanings(content["names"]))
     if page.rows:
-        yield _filled("table", columns=_column_meanings(content["table"]))
+        explained = {column["name"]: column["tip"] for column in content["table"] if column["tip"]}
+        yield _filled("table", columns=_meanings(explained))
     if page.broken:
         yield _broken(page.broken)
 
@@ -158,10 +161,10 @@ def _curves_words(page: Page, embedded: int) -> str:
     )
 
 
-def _column_meanings(columns: Iterable[dict[str, Any]]) -> str:
-    """Explain the columns of the table that have an explanation."""
-    explained = [column for column in columns if column["tip"]]
-    return "".join(_filled("column", name=column["name"], meaning=html.escape(column["tip"])) for column in explained)
+def _meanings(explained: Mapping[str, str]) -> str:
+    """Return the entries of a list of names with their meanings."""
+    pairs = explained.items()
+    return "".join(_filled("meaning", name=html.escape(name), meaning=html.escape(text)) for name, text in pairs)
 
 
 def _broken(broken: Sequence[Broken]) -> str:

@@ -12,9 +12,10 @@ from dctps.experiments.cells import TRAIN
 from dctps.experiments.naming import method_name
 from dctps.experiments.numbers import number
 from dctps.experiments.results import Row
+from dctps.experiments.titles import data_title, network_title
 from dctps.train.settings import non_defaults
 
-_IN_COLUMNS = {"model", "data", "density", "seed"}
+_IN_COLUMNS = {"model", "data", "density", "epochs", "seed"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,9 +31,15 @@ class Column:
 
 COLUMNS = (
     Column("method", "text", lambda row: method_name(row.settings), filtered=True),
-    Column("network", "text", lambda row: row.settings.model, filtered=True),
-    Column("data", "text", lambda row: row.settings.data, filtered=True),
+    Column("network", "text", lambda row: network_title(row.settings.model), filtered=True),
+    Column("data", "text", lambda row: data_title(row.settings.data), filtered=True),
     Column("density", "percent", lambda row: row.settings.density, "Fraction of the weights that was asked to train."),
+    Column(
+        "epochs",
+        "integer",
+        lambda row: row.settings.epochs if row.task == TRAIN else None,
+        "Passes over the training images that were asked for.",
+    ),
     Column("seed", "integer", lambda row: row.settings.seed),
     Column("status", "text", lambda row: row.status, filtered=True),
     Column(
@@ -60,7 +67,12 @@ COLUMNS = (
     Column(
         "commit", "text", lambda row: str(row.content.get("commit") or ""), "Commit of the source that made the run."
     ),
-    Column("other settings", "text", lambda row: _other(row), "Settings that differ from their defaults."),
+    Column(
+        "other settings",
+        "text",
+        lambda row: _other(row),
+        "Settings that differ from their defaults, under the names that dctps train gives them.",
+    ),
 )
 
 

@@ -60,11 +60,13 @@ const choices = (fieldset, lines, hidden, redraw) => {
     fieldset.querySelectorAll("input").forEach((box) => { box.checked = show; });
     redraw();
   };
+  const list = make("div", { class: "choices", "data-hint": "Scroll for more methods ↓" }, ...boxes);
   fieldset.replaceChildren(
-    make("legend", {}, "Methods"), make("div", { class: "choices" }, ...boxes),
+    make("legend", {}, "Methods"), list,
     make("button", { type: "button", class: "small", onclick: all(true) }, "all"),
     make("button", { type: "button", class: "small", onclick: all(false) }, "none"),
   );
+  hint(list);
 };
 
 // --- accuracy against density
@@ -147,8 +149,8 @@ const drawAccuracy = () => {
 };
 
 const panelNote = (panel) => {
-  const notes = [`${plural(panel.runs, "run")}.`];
-  if (panel.details) notes.push(`Settings: ${panel.details}.`);
+  const notes = [`${panel.title}: ${plural(panel.runs, "run")}.`];
+  if (panel.details) notes.push(`All with ${panel.details}.`);
   const collapsed = panel.lines.some((line) => line.points.some((p) => p.collapsed));
   if (collapsed) {
     notes.push(panel.chance !== null ? "Hollow markers on broken lines: the method collapsed; drawn at chance."

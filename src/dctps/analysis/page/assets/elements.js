@@ -27,6 +27,25 @@ const densityName = (x) => (x === null ? "dense" : percent(x));
 const plural = (n, word) => `${whole(n)} ${word}${n === 1 ? "" : "s"}`;
 const options = (select, names) => select.replaceChildren(...names.map((n, i) => make("option", { value: i }, n)));
 
+// Whatever scrolls says so: in words above it while it holds more than it shows, and by a shadow at each edge behind
+// which something is left.
+const hint = (box) => {
+  const frame = make("div", { class: "scroller" }), words = make("p", { class: "hint" }, box.dataset.hint);
+  box.replaceWith(words, frame);
+  frame.append(box);
+  const sideways = () => box.scrollWidth > box.clientWidth + 1;
+  const update = () => {
+    const right = box.scrollWidth - box.clientWidth - box.scrollLeft;
+    const below = box.scrollHeight - box.clientHeight - box.scrollTop;
+    const edges = { left: box.scrollLeft, right, above: box.scrollTop, below };
+    for (const [edge, rest] of Object.entries(edges)) frame.classList.toggle(edge, rest > 1);
+    words.hidden = !(box.dataset.hint.endsWith("→") ? sideways() : box.scrollHeight > box.clientHeight + 1);
+  };
+  box.addEventListener("scroll", update, { passive: true });
+  const observer = new ResizeObserver(update);
+  [box, ...box.children].forEach((one) => observer.observe(one));
+};
+
 // --- looks, as dctps/analysis/page/looks.py writes them
 
 const SHAPES = {

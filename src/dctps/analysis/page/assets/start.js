@@ -1,5 +1,6 @@
 // Draws everything, and draws the charts again when the colours or the width of the window change.
 
+document.querySelectorAll("[data-hint]").forEach(hint); // before the charts, which hint at their own lists
 const redraws = [];
 if (data.panels.length) {
   options($("panel"), data.panels.map((panel) => `${panel.title} (${plural(panel.runs, "run")})`));

@@ -9,7 +9,8 @@ const FORMATS = {
 let haystacks = null, rows = [];
 const haystack = (row) => {
   const texts = data.table.filter((c) => c.words).map((c) => c.words[c.values[row]]);
-  return [data.ids[row], data.reasons[row] ?? "", ...texts].join("\n").toLowerCase();
+  const text = [data.ids[row], data.reasons[row] ?? "", ...texts].join("\n").toLowerCase();
+  return `${text}\n${text.replace(/[-_ ]/g, "")}`; // finds CIFAR-10 as cifar10, too
 };
 const select = () => {
   const wanted = $("search").value.toLowerCase().split(/\s+/).filter(Boolean);
