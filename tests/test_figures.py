@@ -1,21 +1,31 @@
 """Figures and tables from made-up rows: what is drawn where, which words are on it, and that nothing is left unsaid."""
 
+import ast
+import csv
 import dataclasses
 import itertools
 import math
+import re
+import shutil
+import textwrap
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import dctps
 from dctps import models
-from dctps.analysis.figures import captions, learning, network_costs, spectra, table1
+from dctps.analysis.figures import captions, layout, learning, network_costs, spectra, style, table1
 from dctps.analysis.figures import draw as figures
+from dctps.analysis.figures.groups import GROUPS, parts
 from dctps.analysis.figures.layer_counts import lowest
 from dctps.analysis.figures.looks import DASHES, MARKERS, assign_looks
 from dctps.analysis.figures.tables import Table, markdown
 from dctps.analysis.looks import DOTTED, GREY, LOOKS, ORANGE, Look
 from dctps.analysis.page import looks as page_looks
+from dctps.bench import figures as bench_figures
+from dctps.cli import demo
 from dctps.experiments.cells import Cell, distinct
 from dctps.experiments.paper import DENSE, EXPERIMENTS
 from dctps.experiments.perform import perform
@@ -29,7 +39,7 @@ from dctps.train.settings import Runtime, Settings
 from helpers.runs import runtime
 from helpers.sheets import training
 
-pytest.importorskip("matplotlib")
+Figure = pytest.importorskip("matplotlib.figure").Figure
 
 
 # --- made-up rows ---------------------------------------------------------------------------------------------------
@@ -300,7 +310,7 @@ def test_a_density_without_results_is_a_gap_and_is_counted():
 
 def test_nothing_missing_is_not_mentioned():
     said = small_print(drawn(trainings(THREE)))
-    assert said == "paper scale: 160 epochs; mean and standard deviation (shaded) of 3 seeds"
+    assert said == "paper scale: 160 epochs; mean and standard deviation (band or bar) of 3 seeds"
     assert small_print(drawn(trainings({0.05: (0.9,)}))) == "paper scale: 160 epochs; one seed"
 
 
@@ -434,14 +444,14 @@ def test_curves_of_singular_values():
         ("0.1 %", [0.4, 0.2, 0.1]),
     ]
     assert axes.get_yscale() == "log"
-    assert texts(axes) == ""
+    assert axes.get_title() == "DCTpS"
     assert "means over 8 test images" in small_print(figure)
 
 
 def test_zero_spectra_are_named():
     _, axes = spectrum({0.01: (4.0, 2.0), 0.001: (0.0, 0.0), 0.0001: (0.0, 0.0), 0.0002: "collapsed"})
     assert [line.get_label() for line in axes.get_lines()] == ["1 %"]
-    assert texts(axes).replace(captions.NO_BREAK, " ") == "zero: 0.1 %, 0.01 %\ncollapsed: 0.02 %"
+    assert axes.get_title().replace(captions.NO_BREAK, " ") == "DCTpS\nzero: 0.1 %, 0.01 %\ncollapsed: 0.02 %"
 
 
 def test_equal_spectra_are_one_curve_and_only_equal_ones():
@@ -449,13 +459,13 @@ def test_equal_spectra_are_one_curve_and_only_equal_ones():
     _, axes = spectrum(same)
     (line,) = axes.get_lines()
     assert list(line.get_ydata()) == [4, 2]
-    assert texts(axes) == "the same at all 3 densities"
+    assert axes.get_title() == "DCTpS\nthe same at all 3 densities"
     _, axes = spectrum(same | {0.0001: (4.0, 2.0 + 1e-6)})
-    assert (len(axes.get_lines()), texts(axes)) == (3, "")
+    assert (len(axes.get_lines()), axes.get_title()) == (3, "DCTpS")
     _, axes = spectrum(same | {0.0001: (0.0, 0.0)})
-    assert (len(axes.get_lines()), "the same" in texts(axes)) == (2, False)
+    assert (len(axes.get_lines()), "the same" in axes.get_title()) == (2, False)
     _, axes = spectrum({0.01: (4.0, 2.0)})
-    assert ([line.get_label() for line in axes.get_lines()], texts(axes)) == (["1 %"], "")
+    assert ([line.get_label() for line in axes.get_lines()], axes.get_title()) == (["1 %"], "DCTpS")
 
 
 def test_rounding_is_not_drawn_and_that_is_said():
@@ -480,7 +490,7 @@ def test_real_spectra_of_dctps_do_not_depend_on_density(tmp_path):
         perform(one, runtime(tmp_path))
     lines = sheet_rows("jacobian", "smoke", cells, read_cells(cells, tmp_path))
     (figure,) = figures.make(lines).values()
-    assert [texts(axes) for axes in figure.axes] == ["the same at all 2 densities", ""]
+    assert [axes.get_title() for axes in figure.axes] == ["DCTpS\nthe same at all 2 densities", "Random (EPL)"]
     found = spectra.spectra_of([line for line in lines if line.line == "DCTpS"])
     assert min(min(own) for own in found.values()) > 0
 
@@ -611,7 +621,7 @@ def test_epochs_are_means_over_the_seeds_that_reached_them():
 
 
 def test_networks_and_densities_have_panels():
-    names = ("DCT as published", "no offset")
+    names, resnet = ("DCT as published", "no offset"), "ResNet18, CIFAR-10"
     curves = {(name, seed): [0.1, 0.2, 0.2 + seed / 10] for name in names for seed in (0, 1)}
     lines = [
         *epochs_of(curves, density=0.01),
@@ -622,7 +632,9 @@ def test_networks_and_densities_have_panels():
     ((suffix, figure),) = figures.make(lines).items()
     titles = [axes.get_title() for axes in figure.axes if axes.get_visible()]
     assert suffix == "-epochs"
-    assert titles == ["LeNet-5, CIFAR-10, 5 %", "LeNet-5, CIFAR-10, 1 %", "ResNet18, CIFAR-10, 5 %"]
+    assert titles == [
+        f"{name}, density {d} %" for name, d in (("LeNet-5, CIFAR-10", 5), ("LeNet-5, CIFAR-10", 1), (resnet, 5))
+    ]
     (curve,) = labelled(figure.axes[0], "no offset")
     assert list(curve.get_xdata()) == [1, 2, 3]
     assert list(curve.get_ydata()) == pytest.approx([10, 20, 25])
@@ -641,3 +653,253 @@ def test_epochs_come_from_the_runs_and_survive_a_sheet(tmp_path):
     write_sheet(lines, tmp_path / "sheet.csv")
     assert read_sheet(tmp_path / "sheet.csv") == lines
     assert "1 of 2 runs missing" in small_print(figures.make(lines)["-epochs"])
+
+
+# --- at most six lines in a panel -----------------------------------------------------------------------------------
+
+
+def shown(figure):
+    return [axes for axes in figure.axes if axes.get_visible()]
+
+
+def names_in(axes):
+    """The methods or densities that a panel shows; the dense network and chance are there to compare with."""
+    found = [line.get_label() for line in axes.get_lines()]
+    return [name for name in found if not name.startswith("_") and name != DENSE]
+
+
+@pytest.mark.parametrize("scale", ["laptop", "paper"])
+@pytest.mark.parametrize("name", [n for n, e in EXPERIMENTS.items() if e.kind not in figures.TABLES])
+def test_no_panel_has_more_than_six_lines_and_none_is_lost(name, scale):
+    rows = lines_of(name, scale, panels=1)
+    for figure in figures.make(rows).values():
+        assert max(len(names_in(axes)) for axes in shown(figure)) <= style.MOST_LINES == 6
+        if EXPERIMENTS[name].kind == "accuracy":
+            drawn_names = {line for axes in shown(figure) for line in names_in(axes)}
+            assert drawn_names == {row.line for row in rows} - {DENSE}
+            assert drawn_names <= set(legend(figure))
+
+
+def test_every_group_names_lines_of_its_experiment():
+    for name, groups in GROUPS.items():
+        lines = {cell.line for cell in EXPERIMENTS[name].cells(EXPERIMENTS[name].scale("paper"))} - {DENSE}
+        assert {line for own in groups.values() for line in own} == lines
+
+
+LINE_NAMES = st.lists(st.sampled_from([*LOOKS, *(f"other {i}" for i in range(30))]), max_size=40, unique=True)
+
+
+@given(LINE_NAMES, st.sampled_from([*GROUPS, "lenet"]))
+def test_parts_have_all_lines_and_few_each(names, experiment):
+    found = parts(experiment, [], names)
+    assert {line for part in found for line in part.lines} == set(names) - {DENSE}
+    assert all(len(part.lines) == len(set(part.lines)) <= style.MOST_LINES for part in found)
+    assert len(found) == 1 or (all(part.lines for part in found) and len({part.title for part in found}) == len(found))
+
+
+def test_the_parts_of_a_panel_stand_side_by_side_on_the_same_axes():
+    names = [f"method {i}" for i in range(8)]
+    few = trainings(THREE, "DCTpS", panel="few")
+    many = [line for i, name in enumerate(names) for line in trainings({0.05: (0.1 * i + 0.1,), 0.01: (0.1,)}, name)]
+    figure = drawn(many + few)
+    whole, first, second = shown(figure)  # a panel that is whole comes first
+    assert [axes.get_title().splitlines()[0] for axes in (whole, first, second)] == ["few", "A", "A"]
+    assert first.get_subplotspec().rowspan == second.get_subplotspec().rowspan != whole.get_subplotspec().rowspan
+    assert first.get_ylim() == second.get_ylim() != whole.get_ylim()
+    assert first.get_title() != second.get_title()
+
+
+def test_learning_curves_are_split_too():
+    curves = {(f"method {i}", 0): [0.1, 0.2] for i in range(7)}
+    (figure,) = figures.make(epochs_of(curves)).values()
+    assert sorted(len(names_in(axes)) for axes in shown(figure)) == [1, 6]
+
+
+# --- markers that would hide one another, or stand alone ------------------------------------------------------------
+
+
+def test_lines_of_one_density_stand_side_by_side():
+    figure = drawn(trainings({0.01: (0.9,)}) + trainings({0.01: (0.9,)}, "FORCE"))
+    (axes,) = figure.axes
+    places = [labelled(axes, name)[0].get_xdata()[0] for name in ("DCTpS", "FORCE")]
+    assert places[0] < 0.01 < places[1]
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["1 %"]
+    assert "side by side" in small_print(figure)
+    assert "side by side" not in small_print(drawn(trainings(THREE)))
+
+
+def test_a_point_without_neighbours_has_its_deviation_as_a_bar():
+    def bars(found):
+        (axes,) = drawn(trainings(found)).axes
+        return [b.get_segments()[0][:, 1].tolist() for b in axes.collections if hasattr(b, "get_segments")]
+
+    assert bars({0.05: (0.9, 0.9), 0.01: ("missing",) * 2, 0.001: (0.1, 0.3)}) == [
+        [pytest.approx(20 - 200**0.5), pytest.approx(20 + 200**0.5)]
+    ]
+    assert bars(THREE) == []
+
+
+def test_all_densities_lie_inside_the_axis():
+    (axes,) = drawn(trainings({0.05: ("missing",), 0.01: (0.8,), 0.001: (0.7,)})).axes
+    low, high = axes.get_xlim()
+    assert low < 0.001 < 0.05 < high
+
+
+# --- axes and words -------------------------------------------------------------------------------------------------
+
+
+@given(st.floats(-30, 10), st.floats(0.5, 40))
+def test_decades_are_round_and_few(low, height):
+    axis = Figure().subplots().yaxis
+    axis.axes.set(yscale="log", ylim=(10**low, 10 ** (low + height)))
+    layout.set_decades(axis)
+    powers = [round(math.log10(tick)) for tick in axis.get_majorticklocs()]
+    assert len(powers) <= 7
+    steps = {b - a for a, b in itertools.pairwise(powers)} or {1}
+    assert len(steps) == 1
+    assert all(power % next(iter(steps)) == 0 for power in powers)
+
+
+@given(st.lists(st.text("abc", min_size=1, max_size=12), min_size=1, max_size=60), st.integers(12, 100))
+def test_small_print_has_lines_of_nearly_the_same_length(words, most):
+    text = " ".join(words)
+    lines = layout._wrapped(text, most).splitlines()
+    assert " ".join(lines) == text
+    assert max(map(len, lines)) <= most
+    assert len(lines) == len(textwrap.wrap(text, most))
+
+
+def test_empty_heads_of_panels_say_why():
+    full, close = long_lines(LayerRow, {0.01: (50, 60)}, "counts"), {0.01: (50, 60), 0.001: (5, 0)}
+    rows = [*full, *long_lines(LayerRow, close, "counts", line="Random")]
+    figure = drawn(rows, "epl-epf-counts")
+    assert [texts(axes) for axes in figure.axes] == [
+        "every layer of these curves has weights",
+        "layers with at most 10 weights at 0.1 %",
+    ]
+
+
+# --- one house style ------------------------------------------------------------------------------------------------
+
+SOURCE = Path(dctps.__file__).parent
+STYLED = [
+    *sorted(path for path in (SOURCE / "analysis/figures").glob("*.py") if path.name != "style.py"),
+    SOURCE / "bench/figures.py",
+    SOURCE / "cli/demo.py",
+]
+OF_STYLE = {"fontsize", "labelsize", "linewidth", "elinewidth", "markersize", "markeredgewidth", "alpha", "dpi"}
+OF_STYLE |= {"figsize", "color", "facecolor", "ecolor", "markerfacecolor", "markeredgecolor", "capsize", "linestyle"}
+ABSENT = (0, "", "none")  # no line, no edge, no filling
+
+
+def literals(path):
+    """The options of a style that a file sets by a number or a text of its own."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        pairs = []
+        if isinstance(node, ast.Call):
+            pairs = [(keyword.arg, keyword.value) for keyword in node.keywords]
+        elif isinstance(node, ast.Dict):
+            pairs = [
+                (key.value, value)
+                for key, value in zip(node.keys, node.values, strict=True)
+                if isinstance(key, ast.Constant)
+            ]
+        for name, value in pairs:
+            if name in OF_STYLE and isinstance(value, ast.Constant) and value.value not in ABSENT:
+                yield f"{path.name}, line {value.lineno}: {name} {value.value!r}"
+
+
+@pytest.mark.parametrize("path", STYLED, ids=lambda path: path.parent.name + "/" + path.name)
+def test_only_the_house_style_sets_sizes_and_colours(path):
+    assert list(literals(path)) == []
+    text = path.read_text()
+    assert path.name == "layout.py" or "Figure(" not in text  # pages come from the layout
+    assert not re.findall(r'"#[0-9a-f]{3,8}"', text)
+
+
+def test_the_figures_of_the_bench_and_the_demo_have_the_house_style(tmp_path, monkeypatch):
+    made = []
+    monkeypatch.setattr(layout, "write", lambda figure, path, ending="png": (made.append(figure), path.touch()))
+    for table in ("bench-scaling-dct", "bench-step-vgg19-dct-1e-2-b128"):
+        shutil.copy(RESULTS / f"{table}.csv", tmp_path)
+        bench_figures.redraw(tmp_path / f"{table}.csv")
+    demo.redraw(RESULTS / "demo.csv", tmp_path / "demo.png")
+    made += figures.make(lines_of("lenet")).values()
+    for figure in made:
+        axes = figure.axes[0]
+        sizes = axes.xaxis.label.get_size(), axes.get_xticklabels()[0].get_size(), figure._suptitle.get_size()
+        assert sizes == (style.TEXT, style.TICK, style.PAGE_TITLE)
+        assert not axes.spines.top.get_visible()
+        assert axes.xaxis.get_gridlines()[0].get_linewidth() == style.SETTINGS["grid.linewidth"]
+        assert (figure.dpi, figure.get_size_inches()[0] in style.WIDTHS.values()) == (style.DPI, True)
+        assert small_print(figure)
+
+
+# --- figures of measurements ----------------------------------------------------------------------------------------
+
+RESULTS = Path(__file__).parents[1] / "results"
+
+
+def scaling(tmp_path, monkeypatch):
+    """The figure of the committed table, and its rows."""
+    made = []
+    monkeypatch.setattr(layout, "write", lambda figure, path, ending="png": (made.append(figure), path.touch()))
+    shutil.copy(RESULTS / "bench-scaling-dct.csv", tmp_path)
+    bench_figures.redraw(tmp_path / "bench-scaling-dct.csv")
+    with (tmp_path / "bench-scaling-dct.csv").open() as file:
+        return made[0], list(csv.DictReader(file))
+
+
+def test_the_guides_are_the_counts_of_the_table_and_the_panels_say_how_far_times_follow_them(tmp_path, monkeypatch):
+    figure, rows = scaling(tmp_path, monkeypatch)
+    panels = [(layer, sweep) for layer in ("linear", "conv") for sweep in ("size", "density")]
+    for axes, panel in zip(figure.axes, panels, strict=True):
+        for contender, count in (("dense", "count m n, scaled"), ("ours", "count q log2 q + nnz, scaled")):
+            own = [r for r in rows if (r["layer"], r["sweep"], r["contender"]) == (*panel, contender)]
+            times, counts = ([float(r[name]) for r in own] for name in ("median_ms", "multiply_adds"))
+            (curve,), (guide,) = labelled(axes, contender), labelled(axes, count)
+            assert list(curve.get_ydata()) == times
+            met = -1 if panel[1] == "size" else 0
+            assert list(guide.get_ydata()) == pytest.approx([c * times[met] / counts[met] for c in counts])
+            said = re.search(rf"{contender}: time x ([\d,.]+), count x ([\d,.]+)", texts(axes))
+            for text, growth in zip(said.groups(), (times[-1] / times[0], counts[-1] / counts[0]), strict=True):
+                assert float(text.replace(",", "")) == pytest.approx(growth, rel=0.05)
+    assert "scaled to meet the time" in small_print(figure)
+
+
+def test_no_caption_claims_that_times_follow_the_count():
+    readme = (RESULTS.parent / "README.md").read_text()
+    (caption,) = re.findall(r"!\[([^\]]*)\]\(docs/scaling\.png\)", readme)
+    assert "grows like" not in caption
+    assert "only in part" in caption
+
+
+def test_words_of_the_scaling_figure_have_room(tmp_path, monkeypatch):
+    figure, _ = scaling(tmp_path, monkeypatch)
+    figure.draw_without_rendering()
+    for axes in figure.axes:
+        (words,) = [text.get_window_extent() for text in axes.texts]
+        for line in axes.get_lines():
+            corners = axes.transData.transform(list(zip(line.get_xdata(), line.get_ydata(), strict=True)))
+            assert not any(words.contains(*corner) for corner in corners)
+        ticks = [label.get_window_extent() for label in axes.get_xticklabels()]
+        assert not any(a.overlaps(b) for a, b in itertools.pairwise(ticks))
+
+
+def test_steps_are_told_in_words(tmp_path, monkeypatch):
+    made = []
+    monkeypatch.setattr(layout, "write", lambda figure, path, ending="png": (made.append(figure), path.touch()))
+    name = "bench-step-vgg19-dct+dct_signed+hadamard-spatial-channel-lowest-0-1e-3-b128.csv"
+    shutil.copy(RESULTS / name, tmp_path)
+    assert bench_figures.redraw(tmp_path / name) == tmp_path / name.replace(".csv", ".png")
+    labels = [label.get_text() for label in made[0].axes[0].get_yticklabels()]
+    offsets = ("DCT", "DCT, channel order, signs", "Hadamard, signs")
+    assert labels == [f"VGG19, 0.1 %\n{offset}" for offset in offsets]
+
+
+def test_tables_without_a_figure_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="has no figure: only the tables of"):
+        bench_figures.redraw(RESULTS / "bench-roofline.csv")
+    (tmp_path / "empty.csv").write_text("")
+    with pytest.raises(ValueError, match="has no figure"):
+        bench_figures.redraw(tmp_path / "empty.csv")

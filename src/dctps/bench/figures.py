@@ -1,42 +1,79 @@
-"""Measurements as figures, in colours that colour-blind people can tell apart (Okabe & Ito), by matplotlib."""
+"""Measurements as figures, in the house style; a table on disk can be drawn again without measuring."""
 
-from collections.abc import Sequence
+import csv
+import typing
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from dctps.analysis.figures import layout, style
 from dctps.analysis.figures.layout import WHY_NOT, available
-from dctps.analysis.looks import BLUE, GREEN, GREY, RED
+from dctps.analysis.figures.looks import DASHES
+from dctps.analysis.looks import BLUE, DOTTED, GREEN, GREY, RED
+from dctps.base.files import write_atomically
 from dctps.base.registry import NONE
 from dctps.base.words import percent
 from dctps.bench.scaling import ScalingRow
 from dctps.bench.steps import StepRow
+from dctps.experiments.titles import network_title, offset_title
 
-__all__ = ["WHY_NOT", "available", "scaling_figure", "step_figure"]
-BLACK = "black"
+__all__ = ["WHY_NOT", "available", "redraw", "scaling_figure", "step_figure"]
+
+
+def redraw(table: Path) -> Path:
+    """Draw the figure of a table that `dctps bench step` or `dctps bench scaling` wrote; return its path."""
+    with table.open(newline="", encoding="utf-8") as file:
+        lines = list(csv.DictReader(file))
+    for kind, draw in DRAWN.items():
+        hints = typing.get_type_hints(kind)
+        if lines and set(hints) <= set(lines[0]):
+            rows = [kind(**{name: _value(hint, line[name]) for name, hint in hints.items()}) for line in lines]
+            figure = table.with_name(f"{table.name.removesuffix('.csv')}.png")
+            write_atomically(figure, lambda path, draw=draw, rows=rows: draw(rows, path))  # type: ignore[misc]
+            return figure
+    raise ValueError(f"{table} has no figure: only the tables of `dctps bench step` and `dctps bench scaling` have one")
+
+
+def _value(hint: Any, text: str) -> Any:
+    """Return a cell of a table as a field of this type; an empty cell is None where the field may be."""
+    kinds = typing.get_args(hint)
+    return None if not text and type(None) in kinds else (kinds or (hint,))[0](text)
+
+
+def _offset_words(offset: str) -> str:
+    return "no offset" if offset == NONE else offset_title(offset)
+
+
+def _legend(grid: Sequence[Any]) -> list[Any]:
+    """Return one handle for each label of the panels."""
+    pairs = [pair for axes in grid for pair in zip(*axes.get_legend_handles_labels(), strict=True)]
+    return list({label: handle for handle, label in reversed(pairs)}.values())[::-1]
+
 
 # --- steps ----------------------------------------------------------------------------------------------------------
 
+PUBLISHED_WORDS = "published: two dense products and dense gradients, as in the paper's code"
+
 
 def step_figure(rows: Sequence[StepRow], path: Path) -> None:
-    """How many times faster than the dense network and than the published formulation: one group of bars per cell."""
-    from matplotlib.figure import Figure
-
-    cells = list(dict.fromkeys((row.model, row.density, row.offset) for row in rows))
-    figure = Figure(figsize=(7, 1.3 + 0.75 * len(cells)), layout="constrained", dpi=150)
-    axes = figure.subplots()
-    for place, cell in enumerate(cells):
-        _bars(axes, place, [row for row in rows if (row.model, row.density, row.offset) == cell])
-    axes.axvline(1, color=BLACK, linewidth=1)
-    axes.set_yticks(range(len(cells)), [f"{m}\n{percent(d)}, {o}" for m, d, o in cells])
-    axes.invert_yaxis()
-    axes.set_xlim(0, 1.15 * max(axes.get_xlim()[1], 1))
-    axes.set_xlabel("times faster; above 1 is faster")
-    first = rows[0]
-    axes.set_title(f"{first.mode}, batch {first.batch}, float32, medians of {first.steps}", fontsize=10)
-    axes.spines[["top", "right"]].set_visible(False)
-    names = dict(zip(*axes.get_legend_handles_labels()[::-1], strict=True))  # one entry per name
-    figure.legend(names.values(), names.keys(), loc="outside lower center", ncols=3, frameon=False, fontsize=9)
-    figure.savefig(path, format="png")
+    """How many times as fast as the dense network and as the published formulation: one group of bars per cell."""
+    cells, first = list(dict.fromkeys((row.model, row.density, row.offset) for row in rows)), rows[0]
+    with style.styled():
+        figure, (axes,) = layout.panel_grid(1, 1, 0.5 + 0.62 * len(cells))
+        for place, cell in enumerate(cells):
+            _bars(axes, place, [row for row in rows if (row.model, row.density, row.offset) == cell])
+        axes.axvline(1, color=style.INK, linewidth=style.HAIR)
+        axes.set_yticks(
+            range(len(cells)), [f"{network_title(m)}, {percent(d)}\n{_offset_words(o)}" for m, d, o in cells]
+        )
+        axes.invert_yaxis()
+        axes.grid(visible=False, axis="y")
+        axes.set_xlim(0, 1.15 * max(axes.get_xlim()[1], 1))
+        axes.set_xlabel("times as fast; above 1 is faster")
+        what = "Training steps" if first.mode == "training" else "Inference"
+        words = f"float32; medians of {first.steps}; {PUBLISHED_WORDS}"
+        layout.finish(figure, f"{what}, batch {first.batch}", words, _legend([axes]))
+        layout.write(figure, path)
 
 
 def _bars(axes: Any, place: int, rows: Sequence[StepRow]) -> None:
@@ -44,75 +81,103 @@ def _bars(axes: Any, place: int, rows: Sequence[StepRow]) -> None:
     bars = [("ours against dense", by["ours"].ratio_to_dense, BLUE)]
     bars.append(("ours against published", by["ours"].ratio_to_published, RED))
     if "sparseprop" in by:
-        bars.append(("sparseprop against dense", by["sparseprop"].ratio_to_dense, GREEN))
+        bars.append(("SparseProp against dense", by["sparseprop"].ratio_to_dense, GREEN))
     height = 0.8 / len(bars)
     for number, (label, factor, colour) in enumerate(bars):
         y = place - 0.4 + height * (number + 0.5)
         axes.barh(y, factor, height=0.9 * height, color=colour, label=label)
-        beside = {"xytext": (4, 0), "textcoords": "offset points", "va": "center", "fontsize": 8}
+        beside = {"xytext": (4, 0), "textcoords": "offset points", "va": "center", "fontsize": style.NOTE}
         axes.annotate(f"{factor:.2f}", (factor, y), **beside)
 
 
 # --- scaling --------------------------------------------------------------------------------------------------------
 
-SIZE_NAMES = {"linear": "size n of a linear layer n x n", "conv": "channels c of a 3 x 3 convolution c to c"}
+LAYERS = {"linear": "linear layer, n to n", "conv": "3 x 3 convolution, c to c channels"}
+SIZES = {"linear": "n", "conv": "c"}
+COUNTS = {"dense": "count m n", "ours": "count q log2 q + nnz", NONE: "count nnz"}
+COUNT_WORDS = (
+    "forward and backward, medians; dotted: the paper's count of multiply-adds of one product, scaled to meet the time "
+    "at the largest size or at the lowest density; each panel says how far time and count grow from end to end"
+)
+HEADROOM = 0.32  # above the curves, as a share of their height: room for words
 
 
 def scaling_figure(rows: Sequence[ScalingRow], path: Path) -> None:
     """Time against size (left) and density (right), of the linear layer (top) and the convolution (bottom)."""
-    from matplotlib.figure import Figure
-
-    layers = list(dict.fromkeys(row.layer for row in rows))
-    figure = Figure(figsize=(9, 0.8 + 3.4 * len(layers)), layout="constrained", dpi=150)
-    grid = figure.subplots(len(layers), 2, squeeze=False)
-    for line, layer in enumerate(layers):
-        for axes, sweep in zip(grid[line], ("size", "density"), strict=True):
-            _curves(axes, [row for row in rows if (row.layer, row.sweep) == (layer, sweep)])
-    names = {
-        label: handle for axes in grid.flat for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
-    }
-    figure.legend(names.values(), names.keys(), loc="outside lower center", ncols=4, frameon=False)
-    figure.savefig(path, format="png")
+    layers, first = list(dict.fromkeys(row.layer for row in rows)), rows[0]
+    panels = [(layer, sweep) for layer in layers for sweep in ("size", "density")]
+    with style.styled():
+        figure, grid = layout.panel_grid(len(panels), 2)
+        for axes, panel in zip(grid, panels, strict=True):
+            _draw_panel(axes, [row for row in rows if (row.layer, row.sweep) == panel])
+        title = f"Time of a layer against its size and density ({_offset_words(first.offset)}, batch {first.batch})"
+        layout.finish(figure, title, COUNT_WORDS, _legend(grid))
+        layout.write(figure, path)
 
 
-def _curves(axes: Any, rows: Sequence[ScalingRow]) -> None:
+def _draw_panel(axes: Any, rows: Sequence[ScalingRow]) -> None:
     if not rows:
         axes.set_visible(False)
         return
-    sweep = rows[0].sweep
-    our_guide = "guide nnz" if rows[0].offset == NONE else "guide q log q + nnz"
-    for contender, colour, marker, guide in (("dense", BLACK, "s", "guide m n"), ("ours", BLUE, "o", our_guide)):
+    growths = []
+    for contender, colour, marker, faint in (("dense", style.INK, "s", GREY), ("ours", BLUE, "o", RED)):
         own = sorted((row for row in rows if row.contender == contender), key=lambda row: (row.size, row.density))
-        if not own:
-            continue
-        x = [row.size if sweep == "size" else row.density for row in own]
-        axes.plot(x, [row.median_ms for row in own], color=colour, marker=marker, label=contender)
-        # a guide has the right slope, not the right height: it meets the curve at its largest size, or least density
-        anchor = own[-1] if sweep == "size" else own[0]
-        heights = [row.multiply_adds * anchor.median_ms / anchor.multiply_adds for row in own]
-        axes.plot(x, heights, color=GREY if contender == "dense" else RED, linestyle=":", label=guide)
-    _describe(axes, rows[0])
-    _plain_ticks(axes, sorted({row.size if sweep == "size" else row.density for row in rows}))
+        if own:
+            axes.plot(
+                [_x(row) for row in own], [row.median_ms for row in own], color=colour, marker=marker, label=contender
+            )
+            _draw_count(axes, own, faint)
+            growths.append(growth(own))
+    _set_axes(axes, sorted({_x(row) for row in rows}))
+    _describe(axes, rows[0], growths)
 
 
-def _describe(axes: Any, row: ScalingRow) -> None:
+def _x(row: ScalingRow) -> float:
+    return row.size if row.sweep == "size" else row.density
+
+
+def _draw_count(axes: Any, own: Sequence[ScalingRow], colour: str) -> None:
+    """Draw the paper's count through the time at the largest size, or at the least density."""
+    anchor = own[-1] if own[0].sweep == "size" else own[0]
+    heights = [row.multiply_adds * anchor.median_ms / anchor.multiply_adds for row in own]
+    name = COUNTS[NONE if own[0].contender == "ours" and own[0].offset == NONE else own[0].contender]
+    options = {"color": colour, "linestyle": DASHES[DOTTED], "linewidth": style.THIN}
+    axes.plot([_x(row) for row in own], heights, label=f"{name}, scaled", **options)
+
+
+def growth(own: Sequence[ScalingRow]) -> str:
+    """Say how many times the time and the count grow from the first row to the last."""
+    time, count = own[-1].median_ms / own[0].median_ms, own[-1].multiply_adds / own[0].multiply_adds
+    return f"{own[0].contender}: time x {_two_digits(time)}, count x {_two_digits(count)}"
+
+
+def _two_digits(factor: float) -> str:
+    """Return a factor with two digits or, if it is larger, all its digits before the point."""
+    return f"{factor:.1f}" if factor < 10 else f"{factor:,.0f}"
+
+
+def _describe(axes: Any, row: ScalingRow, growths: Sequence[str]) -> None:
     if row.sweep == "size":
-        axes.set_xlabel(SIZE_NAMES[row.layer])
-        axes.set_title(f"{row.layer}, density {percent(row.density)}, {row.offset}, batch {row.batch}", fontsize=10)
+        axes.set(xlabel=f"size {SIZES[row.layer]}", title=f"{LAYERS[row.layer]}\ndensity {percent(row.density)}")
     else:
-        axes.set_xlabel("density")
-        axes.set_title(f"{row.layer}, {row.size} to {row.size}, {row.offset}, batch {row.batch}", fontsize=10)
-    axes.set_ylabel("forward and backward, ms")
-    axes.grid(alpha=0.3)
+        axes.set(xlabel="density", title=f"{LAYERS[row.layer]}\n{SIZES[row.layer]} = {row.size}")
+    axes.set_ylabel("time, ms")
+    place = {"transform": axes.transAxes, "ha": "left", "va": "top"}
+    axes.text(0.03, 0.97, "\n".join(growths), fontsize=style.NOTE, **place)
 
 
-def _plain_ticks(axes: Any, x: Sequence[float]) -> None:
-    """What was measured along x and 1, 2, 5, 10 ... along y, as plain numbers."""
+def _set_axes(axes: Any, x: Sequence[float]) -> None:
+    """Mark what was measured along x, and 1, 2, 5, 10 ... along y, as plain numbers; leave room above for words."""
     from matplotlib.ticker import LogLocator
 
     axes.set(xscale="log", yscale="log")
-    axes.set_xticks(x, [f"{value:g}" for value in x])
+    axes.set_xticks(x, [f"{value:g}" if value >= 1 else percent(value) for value in x])
     axes.set_xticks([], minor=True)
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    low, high = axes.get_ylim()
+    axes.set_ylim(low, high * (high / low) ** HEADROOM)
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 100 * low else (1,)))
     axes.yaxis.set_major_formatter("{x:g}")
     axes.yaxis.set_minor_formatter("")
+
+
+DRAWN: dict[Any, Callable[[Any, Path], None]] = {StepRow: step_figure, ScalingRow: scaling_figure}

@@ -5,6 +5,7 @@ number of random places per layer) and as its randomly pruned twin (W = S on the
 densities. Test accuracies are those of the epoch with the best validation accuracy.
 """
 
+import csv
 import dataclasses
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dctps.base.extras import require
+from dctps.base.files import write_atomically
 from dctps.base.progress import counting_bar
 from dctps.base.words import percent
 from dctps.train.settings import Runtime, Settings
@@ -105,19 +107,36 @@ def _write_csv(rows: list[Row], path: Path) -> None:
     path.write_text("\n".join([names, *lines]) + "\n")
 
 
-def _plot(rows: list[Row], path: Path) -> None:
-    from matplotlib.figure import Figure
+LOOK_NAMES = {"DCTpS": "DCTpS", "Random": "Random (EPL)"}  # the lines of the paper that the demo's methods look like
+WORDS = "a network of four layers; test accuracy at the epoch with the best validation accuracy; one seed"
 
-    figure = Figure(figsize=(6, 3.6), layout="constrained", dpi=150)
-    axes = figure.subplots()
-    for method, marker, colour in (("DCTpS", "o", "#0072b2"), ("Random", "s", "#d55e00")):
-        points = [(100 * row.density, 100 * row.accuracy) for row in rows if row.method == method]
-        axes.plot(*zip(*points, strict=True), marker=marker, color=colour, label=method)
-    axes.axhline(100 * rows[0].accuracy, color="black", linestyle="--", label="dense")
-    axes.set(xscale="log", xlabel="trainable weights, % of the dense network", ylabel="test accuracy, %", ylim=(0, 102))
-    axes.set_xticks([100 * d for d in DENSITIES], [percent(d) for d in DENSITIES], minor=False)
-    axes.set_xticks([], minor=True)
-    axes.set_title("scikit-learn digits, four layers, one seed", fontsize=10)
-    axes.legend(loc="lower right")
-    axes.grid(alpha=0.3)
-    figure.savefig(path)
+
+def _plot(rows: list[Row], path: Path) -> None:
+    from dctps.analysis.figures import layout, style
+    from dctps.analysis.figures.looks import chance_line, legend_handles, line_options
+    from dctps.analysis.looks import LOOKS
+    from dctps.experiments.paper import DENSE
+    from dctps.experiments.summary import chance
+
+    with style.styled():
+        figure, (axes,) = layout.panel_grid(1, 1)
+        for method, look in LOOK_NAMES.items():
+            points = [(row.density, 100 * row.accuracy) for row in rows if row.method == method]
+            axes.plot(*zip(*points, strict=True), label=method, zorder=3, **line_options(LOOKS[look]))
+        axes.axhline(100 * rows[0].accuracy, label=DENSE, **line_options(LOOKS[DENSE]))
+        chance_line(axes, chance("digits"))
+        axes.set(
+            xscale="log", xlabel="density: trainable share of the weights", ylabel="test accuracy, %", ylim=(0, 102)
+        )
+        axes.set_xticks(DENSITIES, [percent(d) for d in DENSITIES], minor=False)
+        axes.set_xticks([], minor=True)
+        looks = {DENSE: LOOKS[DENSE], **{method: LOOKS[look] for method, look in LOOK_NAMES.items()}}
+        layout.finish(figure, "DCTpS and random pruning on 8 x 8 digits", WORDS, legend_handles([axes], looks))
+        write_atomically(path, lambda file: layout.write(figure, file))
+
+
+def redraw(table: Path, path: Path) -> None:
+    """Draw the figure of a table that the demo wrote."""
+    with table.open(newline="", encoding="utf-8") as file:
+        lines = list(csv.DictReader(file))
+    _plot([Row(x["method"], float(x["density"]), int(x["weights"]), float(x["accuracy"]), None) for x in lines], path)

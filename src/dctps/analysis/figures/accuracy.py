@@ -5,7 +5,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from dctps.analysis.figures import captions, layout
+from dctps.analysis.figures import captions, layout, style
+from dctps.analysis.figures.groups import Part, parts
 from dctps.analysis.figures.looks import (
     DASHES,
     assign_looks,
@@ -27,25 +28,36 @@ NAN = float("nan")  # matplotlib leaves a gap there
 
 
 def accuracy_figure(rows: Sequence[TrainingRow]) -> dict[str, Any]:
-    """Draw a panel for each network and data set."""
-    experiment, panels = EXPERIMENTS[rows[0].experiment], captions.by_panel(rows)
+    """Draw a panel for each network and data set; one with many lines is split into parts."""
+    experiment = EXPERIMENTS[rows[0].experiment]
+    panels = [_parts(group, experiment) for group in captions.by_panel(rows).values()]
     looks = assign_looks(list(dict.fromkeys(row.line for row in rows)))
-    with layout.styled():
-        figure, grid = layout.panel_grid(len(panels), COLUMNS.get(len(panels), 2))
-        for axes, group in zip(grid, panels.values(), strict=True):
-            _draw_panel(axes, group, experiment, looks)
+    with style.styled():
+        figure, grid, shown = layout.split_grid(panels, COLUMNS.get(len(panels), 2))
+        for axes, part in zip(grid, shown, strict=True):
+            _draw_panel(axes, part, experiment, looks)
+        for panel in panels:
+            layout.share_y([axes for axes, part in zip(grid, shown, strict=True) if part in panel])
         layout.finish(figure, captions.page_title(experiment), _words(rows), _handles(grid, looks))
     return {"": figure}
 
 
-def _draw_panel(axes: Any, rows: Sequence[TrainingRow], experiment: Experiment, looks: dict[str, Look]) -> None:
+def _parts(rows: Sequence[TrainingRow], experiment: Experiment) -> list[Part]:
+    """Return the parts of the panel with these rows; lines without any result need no room."""
     found = points(rows, experiment.validation)
+    return parts(rows[0].experiment, rows, list(dict.fromkeys(p.line for p in found if p.mean is not None)))
+
+
+def _draw_panel(axes: Any, part: Part, experiment: Experiment, looks: dict[str, Look]) -> None:
+    rows, found = part.rows, points(part.rows, experiment.validation)
     sparse = sorted((p for p in found if p.density is not None), key=lambda p: p.density or 0)
-    for name, look in looks.items():
-        _draw_curve(axes, [p for p in sparse if p.line == name], name, look, experiment.by_count)
+    shifts = _shifts(part.lines, sparse, experiment.by_count)
+    for name in part.lines:
+        own = [p for p in sparse if p.line == name]
+        _draw_curve(axes, own, [shifts[name] * _x(p, experiment.by_count) for p in own], name, looks[name])
     chance_line(axes, chance(rows[0].data))
     _draw_dense(axes, [p for p in found if p.line == DENSE and p.density is None])
-    axes.set_title(captions.panel_title(rows))
+    axes.set_title(part.titled(captions.panel_title(rows)))
     axes.set_ylabel(f"{'validation' if experiment.validation else 'test'} accuracy, %")
     top = 1.06 * axes.get_ylim()[1]  # leaves room for the words over the dense network's line
     axes.set_ylim(-0.02 * top, top)  # and for markers at zero
@@ -55,19 +67,29 @@ def _draw_panel(axes: Any, rows: Sequence[TrainingRow], experiment: Experiment, 
 # --- curves ---------------------------------------------------------------------------------------------------------
 
 
-def _draw_curve(axes: Any, curve: Sequence[Point], name: str, look: Look, by_count: bool) -> None:
+def _draw_curve(axes: Any, curve: Sequence[Point], x: Sequence[float], name: str, look: Look) -> None:
     """Draw a line through all densities that have a mean: broken at a gap, dashed to and between collapses."""
     if not any(p.mean is not None for p in curve):
         return
-    x = [_x(p, by_count) for p in curve]
     y = [NAN if p.mean is None else 100 * p.mean for p in curve]
     measured = [NAN if p.is_chance else value for p, value in zip(curve, y, strict=True)]
     axes.plot(x, measured, label=name, zorder=3, **line_options(look))
     deviations = [0 if p.std is None else 100 * p.std for p in curve]
     if any(deviations):
-        low, high = ([m + sign * d for m, d in zip(measured, deviations, strict=True)] for sign in (-1, 1))
-        axes.fill_between(x, low, high, color=colour_of(look), alpha=0.2, linewidth=0, zorder=2)
+        _draw_deviations(axes, x, measured, deviations, colour_of(look))
     _draw_collapses(axes, list(zip(x, y, curve, strict=True)), look)
+
+
+def _draw_deviations(
+    axes: Any, x: Sequence[float], y: Sequence[float], deviations: Sequence[float], colour: str
+) -> None:
+    """Shade the deviations around a line; a point without a neighbour has a bar, as a band would have no width."""
+    low, high = ([m + sign * d for m, d in zip(y, deviations, strict=True)] for sign in (-1, 1))
+    axes.fill_between(x, low, high, color=colour, alpha=style.BAND, linewidth=0, zorder=2)
+    around = [NAN, *y, NAN]
+    for i, deviation in enumerate(deviations):
+        if deviation and math.isnan(around[i]) and math.isnan(around[i + 2]):
+            axes.errorbar(x[i], y[i], deviation, fmt="none", ecolor=colour, elinewidth=style.THIN, zorder=2.5)
 
 
 def _draw_collapses(axes: Any, places: Sequence[tuple[float, float, Point]], look: Look) -> None:
@@ -85,11 +107,11 @@ def _draw_dense(axes: Any, found: Sequence[Point]) -> None:
         return
     mean, deviation, look = 100 * found[0].mean, found[0].std, LOOKS[DENSE]
     colour = colour_of(look)
-    axes.axhline(mean, color=colour, linestyle=DASHES[look.dash], linewidth=1.2, label=DENSE, zorder=2)
+    axes.axhline(mean, color=colour, linestyle=DASHES[look.dash], linewidth=style.THIN, label=DENSE, zorder=2)
     if deviation:
         low, high = mean - 100 * deviation, mean + 100 * deviation
-        axes.axhspan(low, high, color=colour, alpha=0.12, linewidth=0, zorder=1)
-    place = {"xytext": (0, 3), "textcoords": "offset points", "va": "bottom", "ha": "left", "fontsize": 8.5}
+        axes.axhspan(low, high, color=colour, alpha=style.FAINT_BAND, linewidth=0, zorder=1)
+    place = {"xytext": (0, 3), "textcoords": "offset points", "va": "bottom", "ha": "left", "fontsize": style.NOTE}
     axes.annotate(f"dense: {mean:.1f} %", (0.015, mean), xycoords=axes.get_yaxis_transform(), **place)
 
 
@@ -102,6 +124,13 @@ def _x(point: Point, by_count: bool) -> float:
         assert point.density is not None
         return point.density
     return NAN if point.weights is None else max(1, point.weights)
+
+
+def _shifts(lines: Sequence[str], sparse: Sequence[Point], by_count: bool) -> dict[str, float]:
+    """Return the factors that move lines aside where all have one density, so that no marker hides another."""
+    if by_count or len({p.density for p in sparse}) != 1:
+        return dict.fromkeys(lines, 1.0)
+    return {name: 1.08 ** (place - (len(lines) - 1) / 2) for place, name in enumerate(lines)}
 
 
 def _set_x_axis(axes: Any, sparse: Sequence[Point], by_count: bool) -> None:
@@ -117,6 +146,9 @@ def _set_x_axis(axes: Any, sparse: Sequence[Point], by_count: bool) -> None:
         densities = sorted({p.density for p in sparse if p.density is not None})
         axes.set_xticks(densities, _tick_labels(densities))
         axes.set_xticks([], minor=True)
+        if densities:
+            room = max(1.5, densities[-1] / densities[0]) ** (0.06 if len(densities) > 1 else 1)
+            axes.set_xlim(densities[0] / room, densities[-1] * room)
 
 
 def _tick_labels(densities: Sequence[float]) -> list[str]:
@@ -144,5 +176,13 @@ def _handles(grid: Sequence[Any], looks: dict[str, Look]) -> list[Any]:
 
 def _words(rows: Sequence[TrainingRow]) -> str:
     seeds = max(point.asked for point in points(rows))
-    means = "one seed" if seeds == 1 else f"mean and standard deviation (shaded) of {seeds} seeds"
-    return captions.joined(captions.training_words(rows), means, captions.missing_words(rows))
+    means = "one seed" if seeds == 1 else f"mean and standard deviation (band or bar) of {seeds} seeds"
+    aside = "side by side: lines of one density" if _are_aside(rows) else ""
+    return captions.joined(captions.training_words(rows), means, aside, captions.missing_words(rows))
+
+
+def _are_aside(rows: Sequence[TrainingRow]) -> bool:
+    """Return whether lines of some panel are moved aside."""
+    experiment = EXPERIMENTS[rows[0].experiment]
+    sparse = [[p for p in points(group) if p.density is not None] for group in captions.by_panel(rows).values()]
+    return any(set(_shifts([p.line for p in own], own, experiment.by_count).values()) - {1.0} for own in sparse)

@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from dctps.analysis.figures import captions, layout
+from dctps.analysis.figures import captions, layout, style
 from dctps.analysis.figures.looks import density_colours, density_handles
 from dctps.analysis.looks import GREY
 from dctps.base.words import percent
@@ -23,6 +23,7 @@ FEW_WEIGHTS = 10  # an inset shows layers with at most so many weights
 LINEAR = 0.6  # the linear part of the axis, from zero to one weight, is as long as so many decades
 HEAD = 0.3  # the share of a panel's height that is kept for an inset
 EMPTY = "layer without weights"
+RING: dict[str, Any] = {"marker": "o", "markersize": style.RING, "markerfacecolor": "none", "linestyle": ""}
 Curves = dict[float, list[float]]  # density -> weights of each layer
 
 
@@ -39,7 +40,7 @@ def _draw_page(rows: Sequence[LayerRow]) -> Any:
     networks = captions.by_panel(rows)
     panels = [(group, method) for group in networks.values() for method in dict.fromkeys(row.line for row in group)]
     colours = density_colours([row.density for row in rows if row.density is not None])
-    with layout.styled():
+    with style.styled():
         figure, grid = layout.panel_grid(len(panels), 2, 2.9 if len(networks) == 1 else 2.7)
         for axes, (group, method) in zip(grid, panels, strict=True):
             _draw_panel(axes, [row for row in group if row.line == method], colours)
@@ -92,11 +93,11 @@ def curves_of(rows: Sequence[LayerRow]) -> Curves:
 
 def _draw_curve(axes: Any, weights: Sequence[float], colour: Any, label: str) -> None:
     x = range(1, len(weights) + 1)
-    axes.plot(x, weights, color=colour, linewidth=1.1, marker="o", markersize=2.2, markeredgewidth=0, label=label)
+    dots = {"marker": "o", "markersize": style.SMALL_DOT, "markeredgewidth": 0}
+    axes.plot(x, weights, color=colour, linewidth=style.THIN, label=label, **dots)
     empty = [i for i, count in zip(x, weights, strict=True) if count == 0]
     if empty:
-        ring = {"marker": "o", "markersize": 5, "markerfacecolor": "none", "markeredgecolor": colour}
-        axes.plot(empty, [0] * len(empty), linestyle="", label="_empty", clip_on=False, zorder=4, **ring)
+        axes.plot(empty, [0] * len(empty), color=colour, label="_empty", clip_on=False, zorder=4, **RING)
 
 
 def _set_y_axis(grid: Sequence[Any], rows: Sequence[LayerRow]) -> None:
@@ -105,6 +106,8 @@ def _set_y_axis(grid: Sequence[Any], rows: Sequence[LayerRow]) -> None:
     decades = range(math.floor(top) + 1)
     part = 1 - HEAD if any(axes.child_axes for axes in grid) else 1  # the share of the axis that the curves have
     for axes in grid:
+        if part < 1 and axes.get_lines() and not any(line.get_label() == "_empty" for line in axes.get_lines()):
+            _head_text(axes, "every layer of these curves has weights")  # the head would be blank otherwise
         axes.set_yticks([0, *(10**k for k in decades)], ["0", "1", "10", *(f"$10^{k}$" for k in decades[2:])])
         axes.set_yticks([], minor=True)
         axes.set_ylim(-0.25, 10 ** ((LINEAR + top) / part - LINEAR))
@@ -130,16 +133,23 @@ def _draw_inset(axes: Any, low: Curves, colours: dict[float, Any]) -> None:
     inset = axes.inset_axes((0, 1 - HEAD + 0.03, 1, HEAD - 0.03), sharex=axes)
     for number, (density, weights) in enumerate(sorted(low.items(), reverse=True)):
         shown = [(i, count) for i, count in enumerate(weights, 1) if count <= FEW_WEIGHTS]
-        size = 3 if number == len(low) - 1 else 6  # dots of the lowest density lie within those of the highest
+        size = (
+            style.DOT if number == len(low) - 1 else 2 * style.DOT
+        )  # dots of the lowest density lie within those of the highest
         dots = {"linestyle": "", "marker": "o", "markersize": size, "markeredgewidth": 0}
         inset.plot(*zip(*shown, strict=True), color=colours[density], label=percent(density), **dots)
     inset.set_ylim(-1.5, 1.6 * FEW_WEIGHTS)
     inset.set_yticks([0, FEW_WEIGHTS // 2, FEW_WEIGHTS])
-    inset.tick_params(labelsize=7, length=2, labelbottom=False)
-    inset.set_facecolor("#f6f6f6")
+    inset.tick_params(labelsize=style.INSET, length=2, labelbottom=False)
+    inset.set_facecolor(style.PALE)
     inset.spines[["top", "right"]].set_visible(True)
-    label = f"layers with at most {FEW_WEIGHTS} weights at {' and '.join(map(percent, low))}"
-    inset.text(0.99, 0.95, label, transform=inset.transAxes, ha="right", va="top", fontsize=7)
+    _head_text(axes, f"layers with at most {FEW_WEIGHTS} weights at {' and '.join(map(percent, low))}")
+
+
+def _head_text(axes: Any, text: str) -> None:
+    """Write a text into the upper right corner of a panel, over an inset if there is one."""
+    place = {"transform": axes.transAxes, "ha": "right", "va": "top", "zorder": 10}
+    axes.text(0.99, 0.985, text, fontsize=style.INSET, label="head", **place)
 
 
 def _handles(grid: Sequence[Any], colours: dict[float, Any]) -> list[Any]:
@@ -147,6 +157,5 @@ def _handles(grid: Sequence[Any], colours: dict[float, Any]) -> list[Any]:
 
     handles = density_handles(colours)
     if any(line.get_label() == "_empty" for axes in grid for line in axes.get_lines()):
-        ring: dict[str, Any] = {"marker": "o", "markersize": 5, "markerfacecolor": "none", "linestyle": ""}
-        handles.append(Line2D([], [], color=GREY, label=EMPTY, **ring))
+        handles.append(Line2D([], [], color=GREY, label=EMPTY, **RING))
     return handles

@@ -1,58 +1,21 @@
-"""Pages of panels: their fonts and sizes, the title, the legend and small print below the panels, and their files."""
+"""Pages of panels: the grid, the title, the legend and small print below the panels, axes of decades, and files."""
 
-import contextlib
+import math
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from dctps.analysis.figures import style
 from dctps.base.extras import is_installed, missing
 from dctps.base.files import write_atomically
 
 WHY_NOT = missing("matplotlib", "a figure")
-SETTINGS: Any = {
-    "font.family": "sans-serif",
-    "font.sans-serif": ["DejaVu Sans"],  # comes with matplotlib, hence the same on every machine
-    "font.size": 9.5,
-    "axes.titlesize": 10.5,
-    "axes.labelsize": 9.5,
-    "xtick.labelsize": 8.5,
-    "ytick.labelsize": 8.5,
-    "legend.fontsize": 9,
-    "legend.frameon": False,
-    "legend.borderpad": 0,
-    "legend.borderaxespad": 0,
-    "legend.handlelength": 2.2,
-    "legend.columnspacing": 1.4,
-    "legend.labelspacing": 0.35,
-    "lines.linewidth": 1.6,
-    "lines.markersize": 6,
-    "lines.markeredgewidth": 0.6,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.alpha": 0.3,
-    "grid.linewidth": 0.6,
-    "axes.axisbelow": True,
-    "axes.unicode_minus": True,
-    "pdf.fonttype": 42,  # text in a PDF stays text
-}
-WIDTHS = {1: 5.6, 2: 8.0, 3: 10.0}  # inches of a page with so many columns
-DPI = 160
 
 
 def available() -> bool:
     """Return whether matplotlib is installed."""
     return is_installed("matplotlib")
-
-
-@contextlib.contextmanager
-def styled() -> Iterator[None]:
-    """Give everything that is drawn inside the context the fonts and lines of SETTINGS."""
-    import matplotlib as mpl
-
-    with mpl.rc_context(SETTINGS):
-        yield
 
 
 def panel_grid(count: int, columns: int, height: float = 2.8, **options: Any) -> tuple[Any, list[Any]]:
@@ -64,7 +27,7 @@ def panel_grid(count: int, columns: int, height: float = 2.8, **options: Any) ->
 
     columns = min(columns, count)
     rows = -(-count // columns)
-    figure: Any = Figure(figsize=(WIDTHS[columns], height * rows), layout="constrained", dpi=DPI)
+    figure: Any = Figure(figsize=(style.WIDTHS[columns], height * rows), layout="constrained", dpi=style.DPI)
     figure.get_layout_engine().set(h_pad=0.06, w_pad=0.06)
     axes = list(figure.subplots(rows, columns, squeeze=False, **options).flat)
     for empty in axes[count:]:
@@ -75,23 +38,31 @@ def panel_grid(count: int, columns: int, height: float = 2.8, **options: Any) ->
 def finish(figure: Any, title: str, words: str, handles: Sequence[Any]) -> None:
     """Add the title, one legend below all panels, and the words under it in small print; the page grows accordingly."""
     width, panels = figure.get_size_inches()
-    small = textwrap.fill(words, int(width * 18))
+    small = _wrapped(words, int(width * 17))
     columns = _legend_columns([len(handle.get_label()) for handle in handles], width)
     print_height, legend_height = 0.06 + 0.13 * (small.count("\n") + 1), 0.175 * -(-len(handles) // columns)
     below = print_height + legend_height + 0.2
     height = panels + below + 0.3
     figure.set_size_inches(width, height)
     figure.get_layout_engine().set(rect=(0, below / height, 1, 1 - below / height))
-    figure.suptitle(title, fontsize=12)
+    figure.suptitle(title)
     place = {"loc": "lower center", "bbox_to_anchor": (0.5, (print_height + 0.09) / height)}
     figure.legend(handles=_by_rows(handles, columns), ncols=columns, **place)
-    figure.text(0.5, 0.06 / height, small, fontsize=7.5, color="#444444", ha="center", va="bottom", label="small print")
+    text = {"fontsize": style.SMALL_PRINT, "color": style.SOFT_INK, "ha": "center", "va": "bottom"}
+    figure.text(0.5, 0.06 / height, small, label="small print", **text)
+
+
+def _wrapped(words: str, most: int) -> str:
+    """Break a text into lines of at most so many letters, as few as possible and of nearly the same length."""
+    tries = (textwrap.wrap(words, limit, break_long_words=False) for limit in range(1, most + 1))
+    count = len(textwrap.wrap(words, most, break_long_words=False))
+    return "\n".join(next(lines for lines in tries if len(lines) == count))
 
 
 def _legend_columns(lengths: Sequence[int], width: float) -> int:
     """Return how many columns of labels, whose lengths are in letters, fit into a width in inches."""
     for columns in range(len(lengths), 1, -1):
-        if sum(0.075 * max(lengths[c::columns]) + 0.6 for c in range(columns)) <= width:
+        if sum(0.075 * max(lengths[c::columns]) + 0.61 for c in range(columns)) <= width:
             rows = -(-len(lengths) // columns)
             return -(-len(lengths) // rows)  # the fewest columns with so many rows, so that the last row is well filled
     return 1
@@ -105,21 +76,57 @@ def _by_rows(handles: Sequence[Any], columns: int) -> list[Any]:
     return [handles[i] for i in order]
 
 
-def remark(axes: Any, text: str) -> None:
-    """Write a text, unless it is empty, into the lower left corner of a panel."""
-    if text:
-        box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 1.5}
-        place = {"transform": axes.transAxes, "ha": "left", "va": "bottom", "zorder": 5}
-        axes.text(0.03, 0.04, text, fontsize=8, bbox=box, **place)
+def split_grid(panels: Sequence[Sequence[Any]], columns: int, height: float = 2.8) -> tuple[Any, list[Any], list[Any]]:
+    """Return a figure, the axes of all parts of panels, and the parts in the same order.
+
+    Panels that are whole come first. The parts of a split panel stand side by side, from the start of a row.
+    """
+    columns = min(3, max(len(panel) for panel in panels)) if any(len(panel) > 1 for panel in panels) else columns
+    places: list[Any] = [part for panel in panels if len(panel) == 1 for part in panel]
+    for panel in (panel for panel in panels if len(panel) > 1):
+        places += [None] * (-len(places) % columns) + list(panel)
+    figure, grid = panel_grid(len(places), columns, height)
+    for axes, part in zip(grid, places, strict=True):
+        axes.set_visible(part is not None)
+    drawn = [(axes, part) for axes, part in zip(grid, places, strict=True) if part is not None]
+    return figure, [axes for axes, _ in drawn], [part for _, part in drawn]
+
+
+def share_y(grid: Sequence[Any]) -> None:
+    """Give several panels the same vertical axis, which shows all that each of them showed."""
+    limits = [axes.get_ylim() for axes in grid]
+    for axes in grid:
+        axes.set_ylim(min(low for low, _ in limits), max(high for _, high in limits))
+
+
+def set_decades(axis: Any) -> None:
+    """Put at most seven ticks on a logarithmic axis, at powers of ten that are multiples of 1, 2, 5, 10 or more."""
+    from matplotlib.ticker import FixedLocator, NullLocator
+
+    low, high = (math.log10(limit) for limit in axis.get_view_interval())
+    step = next((step for step in (1, 2, 5, 10, 20, 50) if high - low <= 6 * step), 100)
+    first = math.ceil(low / step)
+    axis.set_major_locator(FixedLocator([10.0 ** (step * k) for k in range(first, math.floor(high / step) + 1)]))
+    axis.set_minor_locator(NullLocator())
+
+
+# --- files ----------------------------------------------------------------------------------------------------------
+
+METADATA: dict[str, Any] = {"png": {"Software": None}, "pdf": {"CreationDate": None}}  # equal figures are equal files
+
+
+def write(figure: Any, path: Path, ending: str = "png") -> None:
+    """Write a figure to a file, without dates and versions."""
+    figure.savefig(path, format=ending, metadata=METADATA[ending])
 
 
 def save(figure: Any, stem: Path) -> list[Path]:
-    """Write a figure as PNG and PDF, without dates, so that equal figures are equal files; return the paths."""
+    """Write a figure as PNG and PDF; return the paths."""
     figure.draw_without_rendering()
     figure.set_layout_engine("none")  # both files keep the layout that was just computed
     paths = []
-    for ending, metadata in (("png", {"Software": None}), ("pdf", {"CreationDate": None})):
+    for ending in METADATA:
         path = stem.with_name(f"{stem.name}.{ending}")  # with_suffix would cut a stem that has a point
-        write_atomically(path, lambda file, e=ending, m=metadata: figure.savefig(file, format=e, metadata=m))  # type: ignore[misc]
+        write_atomically(path, lambda file, e=ending: write(figure, file, e))  # type: ignore[misc]
         paths.append(path)
     return paths

@@ -6,7 +6,8 @@ A line shows a method: the mean of the validation accuracy over the seeds that h
 from collections.abc import Sequence
 from typing import Any
 
-from dctps.analysis.figures import captions, layout
+from dctps.analysis.figures import captions, layout, style
+from dctps.analysis.figures.groups import Part, parts
 from dctps.analysis.figures.looks import assign_looks, chance_line, legend_handles, line_options
 from dctps.analysis.looks import Look
 from dctps.base.words import percent
@@ -16,14 +17,17 @@ from dctps.experiments.tasks.training import EpochRow
 
 
 def learning_figure(rows: Sequence[EpochRow]) -> dict[str, Any]:
-    """Draw all panels on one page."""
+    """Draw all panels on one page; one with many lines is split into parts."""
     groups = _groups(rows)
+    panels = [_parts(group) for group in groups.values()]
     looks = assign_looks(list(dict.fromkeys(row.line for row in rows)))
     columns = min(3, max(1, len({density for _, density in groups})))
-    with layout.styled():
-        figure, grid = layout.panel_grid(len(groups), columns)
-        for axes, group in zip(grid, groups.values(), strict=True):
-            _draw_panel(axes, group, looks)
+    with style.styled():
+        figure, grid, shown = layout.split_grid(panels, columns)
+        for axes, part in zip(grid, shown, strict=True):
+            _draw_panel(axes, part, looks)
+        for panel in panels:
+            layout.share_y([axes for axes, part in zip(grid, shown, strict=True) if part in panel])
         title = f"{captions.page_title(EXPERIMENTS[rows[0].experiment])}: while training"
         layout.finish(figure, title, _words(rows), legend_handles(grid, looks))
     return {"-epochs": figure}
@@ -41,18 +45,23 @@ def _groups(rows: Sequence[EpochRow]) -> dict[tuple[str, float], list[EpochRow]]
     return {key: group for key, group in asked.items() if any(row.epoch for row in group)} or asked
 
 
-def _draw_panel(axes: Any, rows: Sequence[EpochRow], looks: dict[str, Look]) -> None:
+def _parts(rows: Sequence[EpochRow]) -> list[Part]:
+    """Return the parts of the panel with these rows; lines without any epoch need no room."""
+    return parts(rows[0].experiment, rows, list(dict.fromkeys(row.line for row in rows if row.validation is not None)))
+
+
+def _draw_panel(axes: Any, part: Part, looks: dict[str, Look]) -> None:
     from matplotlib.ticker import MaxNLocator
 
-    for name, look in looks.items():
+    rows = part.rows
+    for name in part.lines:
         curve = means([row for row in rows if row.line == name])
-        if curve:
-            accuracies, last = [100 * y for y in curve.values()], [len(curve) - 1]
-            axes.plot(list(curve), accuracies, label=name, markevery=last, **line_options(look))
+        accuracies, last = [100 * y for y in curve.values()], [len(curve) - 1]
+        axes.plot(list(curve), accuracies, label=name, markevery=last, **line_options(looks[name]))
     chance_line(axes, chance(rows[0].data))
-    axes.set_title(f"{captions.panel_title(rows)}, {percent(rows[0].density or 1)}")
+    axes.set_title(part.titled(f"{captions.panel_title(rows)}, density {percent(rows[0].density or 1)}"))
     axes.set(xlabel="epoch", ylabel="validation accuracy, %", ylim=(0, 1.06 * axes.get_ylim()[1]))
-    axes.xaxis.set_major_locator(MaxNLocator(8, integer=True, min_n_ticks=1))
+    axes.xaxis.set_major_locator(MaxNLocator(8, integer=True, min_n_ticks=1, steps=(1, 2, 5, 10)))
 
 
 def means(rows: Sequence[EpochRow]) -> dict[int, float]:

@@ -5,6 +5,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
+from dctps.analysis.figures import style
 from dctps.analysis.looks import (
     BLUE,
     DASH_DOT,
@@ -41,8 +42,16 @@ MARKERS = {
     "pentagon": "p",
     "hexagon": "h",
 }
-# Points; markers that are not listed have the size of matplotlib's settings. With these sizes all look equally large.
-SIZES = {"star": 10, "cross": 7.5, "x": 7.5, "diamond": 5.5, "diamond-tall": 7, "pentagon": 7.5, "hexagon": 7}
+# Times the size of the style's markers: with these factors all look equally large.
+FACTORS = {
+    "star": 5 / 3,
+    "cross": 1.25,
+    "x": 1.25,
+    "diamond": 0.92,
+    "diamond-tall": 7 / 6,
+    "pentagon": 1.25,
+    "hexagon": 7 / 6,
+}
 DASHES: dict[str, Any] = {  # matplotlib has "-", or an offset and the lengths of strokes and gaps
     SOLID: "-",
     DASHED: (0, (4, 2)),
@@ -61,7 +70,7 @@ FREE = (  # for lines whose names are not in LOOKS
     Look(TEXT, "x"),
     Look(GREY, "star"),
 )
-CHANCE: dict[str, Any] = {"color": GREY, "linewidth": 0.8, "linestyle": DASHES[DOTTED]}
+CHANCE: dict[str, Any] = {"color": GREY, "linewidth": style.HAIR, "linestyle": DASHES[DOTTED]}
 
 
 # --- one line -------------------------------------------------------------------------------------------------------
@@ -69,21 +78,21 @@ CHANCE: dict[str, Any] = {"color": GREY, "linewidth": 0.8, "linestyle": DASHES[D
 
 def colour_of(look: Look) -> str:
     """Return the colour of a look as matplotlib writes it."""
-    return "black" if look.colour == TEXT else look.colour
+    return style.INK if look.colour == TEXT else look.colour
 
 
 def line_options(look: Look) -> dict[str, Any]:
     """Return the options of matplotlib's `plot` for a look."""
     colour = colour_of(look)
-    face, edge = (colour, "white") if look.filled else ("white", colour)
+    face, edge = (colour, style.PAPER) if look.filled else (style.PAPER, colour)
     marker = {"marker": MARKERS[look.marker], "markerfacecolor": face, "markeredgecolor": edge}
-    size = {"markersize": SIZES[look.marker]} if look.marker in SIZES else {}
-    return {"color": colour, "linestyle": DASHES[look.dash], **marker, **size}
+    size = style.MARKER * FACTORS.get(look.marker or "", 1)
+    return {"color": colour, "linestyle": DASHES[look.dash], "markersize": size, **marker}
 
 
 def collapsed_options(look: Look) -> dict[str, Any]:
     """Return the options for densities at which the method collapsed: dashed, with hollow markers."""
-    return {**line_options(dataclasses.replace(look, dash=DASHED, filled=False)), "linewidth": 1.2}
+    return {**line_options(dataclasses.replace(look, dash=DASHED, filled=False)), "linewidth": style.THIN}
 
 
 def chance_line(axes: Any, chance: float | None) -> None:
@@ -130,6 +139,6 @@ def density_handles(colours: dict[float, Any]) -> list[Any]:
     """Return the entries of a legend of densities, from the highest down."""
     from matplotlib.lines import Line2D
 
-    options: dict[str, Any] = {"marker": "o", "markersize": 4, "markeredgewidth": 0}
+    options: dict[str, Any] = {"marker": "o", "markersize": style.DOT, "markeredgewidth": 0}
     ordered = sorted(colours.items(), reverse=True)
     return [Line2D([], [], color=colour, label=percent(density), **options) for density, colour in ordered]

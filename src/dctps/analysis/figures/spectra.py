@@ -1,14 +1,14 @@
 """Singular values of the Jacobian at initialisation: a figure for each network, a panel for each method.
 
-A spectrum that is zero has no place on a logarithmic axis: its density is named in the panel instead. Where all
-densities have the same spectrum, one curve is drawn and the panel says so. This happens with DCTpS, for which
-W = alpha D before training, whatever the support; the numbers decide, not the name of the method.
+A spectrum that is zero has no place on a logarithmic axis: its density is named over the panel instead. Where all
+densities have the same spectrum, one curve is drawn and the words over the panel say so. This happens with DCTpS, for
+which W = alpha D before training, whatever the support; the numbers decide, not the name of the method.
 """
 
 from collections.abc import Sequence
 from typing import Any
 
-from dctps.analysis.figures import captions, layout
+from dctps.analysis.figures import captions, layout, style
 from dctps.analysis.figures.looks import density_colours, density_handles
 from dctps.base.words import percent
 from dctps.experiments.paper import EXPERIMENTS
@@ -37,43 +37,42 @@ def _draw_page(rows: Sequence[SingularValueRow]) -> Any:
     methods = list(dict.fromkeys(row.line for row in rows))
     colours = density_colours([row.density for row in rows if row.density is not None])
     columns = 3 if len(methods) > 4 else 2
-    with layout.styled():
+    with style.styled():
         figure, grid = layout.panel_grid(len(methods), columns, 2.5, sharex=True, sharey=True)
         for axes, method in zip(grid, methods, strict=True):
-            _draw_panel(axes, [row for row in rows if row.line == method], colours)
-            axes.set_title(method)
+            remarks = _draw_panel(axes, [row for row in rows if row.line == method], colours)
+            axes.set_title("\n".join([method, *remarks]))
         for number, axes in enumerate(grid):
             axes.set(xlabel="index of the singular value", ylabel="singular value" if number % columns == 0 else "")
             axes.xaxis.set_tick_params(labelbottom=True)
             axes.xaxis.set_major_locator(MaxNLocator(10, integer=True, min_n_ticks=1))
+            layout.set_decades(axes.yaxis)
         title = f"{captions.page_title(EXPERIMENTS[rows[0].experiment])}: {captions.panel_title(rows)}"
         layout.finish(figure, title, _words(rows), density_handles(colours))
     return figure
 
 
-def _draw_panel(axes: Any, rows: Sequence[SingularValueRow], colours: dict[float, Any]) -> None:
-    from matplotlib.ticker import NullLocator
-
+def _draw_panel(axes: Any, rows: Sequence[SingularValueRow], colours: dict[float, Any]) -> list[str]:
+    """Draw the spectra of a method; return what the curves do not show."""
     spectra = spectra_of(rows)
     zero = [density for density, spectrum in spectra.items() if not any(spectrum)]
     shown = {density: spectrum for density, spectrum in spectra.items() if any(spectrum)}
     collapsed = [row.density for row in rows if row.status == COLLAPSED]
     remarks = [captions.density_list("zero", zero), captions.density_list(COLLAPSED, collapsed)]
     if len(shown) > 1 and not zero and are_same(list(shown.values())):
-        _draw_curve(axes, next(iter(shown.values())), "black", "_all densities", 4.5)
+        _draw_curve(axes, next(iter(shown.values())), style.INK, "_all densities")
         remarks.insert(0, f"the same at all {len(shown)} densities")
     else:
         for density, spectrum in shown.items():
-            _draw_curve(axes, spectrum, colours[density], percent(density), 3.5)
+            _draw_curve(axes, spectrum, colours[density], percent(density))
     axes.set_yscale("log")
-    axes.yaxis.set_minor_locator(NullLocator())
-    layout.remark(axes, "\n".join(filter(None, remarks)))
+    return [text for text in remarks if text]
 
 
-def _draw_curve(axes: Any, spectrum: Spectrum, colour: Any, label: str, size: float) -> None:
+def _draw_curve(axes: Any, spectrum: Spectrum, colour: Any, label: str) -> None:
     """Draw the singular values that are more than rounding."""
     kept = [value if value > ROUNDING * spectrum[0] else float("nan") for value in spectrum]
-    options = {"linewidth": 1.2, "marker": "o", "markersize": size, "markeredgewidth": 0}
+    options = {"linewidth": style.THIN, "marker": "o", "markersize": style.DOT, "markeredgewidth": 0}
     axes.plot(range(1, len(kept) + 1), kept, color=colour, label=label, **options)
 
 
