@@ -100,11 +100,11 @@ def share_y(grid: Sequence[Any]) -> None:
 
 
 def set_decades(axis: Any) -> None:
-    """Put at most seven ticks on a logarithmic axis, at powers of ten that are multiples of 1, 2, 5, 10 or more."""
+    """Put at most seven ticks on a logarithmic axis, at powers of ten that are multiples of 1, 2, 3, 5, 10 or more."""
     from matplotlib.ticker import FixedLocator, NullLocator
 
     low, high = (math.log10(limit) for limit in axis.get_view_interval())
-    step = next((step for step in (1, 2, 5, 10, 20, 50) if high - low <= 6 * step), 100)
+    step = next((step for step in (1, 2, 3, 5, 10, 20, 50) if high - low <= 6 * step), 100)
     first = math.ceil(low / step)
     axis.set_major_locator(FixedLocator([10.0 ** (step * k) for k in range(first, math.floor(high / step) + 1)]))
     axis.set_minor_locator(NullLocator())
