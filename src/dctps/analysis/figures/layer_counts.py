@@ -133,9 +133,8 @@ def _draw_inset(axes: Any, low: Curves, colours: dict[float, Any]) -> None:
     inset = axes.inset_axes((0, 1 - HEAD + 0.03, 1, HEAD - 0.03), sharex=axes)
     for number, (density, weights) in enumerate(sorted(low.items(), reverse=True)):
         shown = [(i, count) for i, count in enumerate(weights, 1) if count <= FEW_WEIGHTS]
-        size = style.MARKER / (
-            2 if number == len(low) - 1 else 1
-        )  # dots of the lowest density lie within those of the highest
+        is_lowest = number == len(low) - 1  # its dots lie within those of the highest density
+        size = style.MARKER / 2 if is_lowest else style.MARKER
         dots = {"linestyle": "", "marker": "o", "markersize": size, "markeredgewidth": 0}
         inset.plot(*zip(*shown, strict=True), color=colours[density], label=percent(density), **dots)
     inset.set_ylim(-1.5, 1.6 * FEW_WEIGHTS)
