@@ -1,7 +1,8 @@
 """Trainings in processes that are killed: where a kill falls, what it leaves, and what has to be equal in the end.
 
 A process is seen from outside only: by what it has loaded, what it has said and which files are in the folder of runs.
-A kill waits for its phase and then for a part of the time that the phase takes in a run that nobody disturbs.
+A kill waits for its phase and then for a part of the time that the phase takes in a run that nobody disturbs. It is the
+time of the processor that counts, because a machine may be busy at one moment and idle at the next.
 """
 
 import contextlib
@@ -42,13 +43,13 @@ class Kill:
     file: str = LAST  # that is being written, in the phases of saving
 
 
-def draw_kills(seed: str, each: int = 10) -> list[Kill]:
-    """Kills by all three signals, `each` by each, in a random order: in all phases and while every file is written."""
+def draw_kills(seed: str) -> list[Kill]:
+    """Thirty kills, ten by each signal, in a random order: in all phases and while every file is written."""
     chance = random.Random(seed)
     files = [LAST, LAST, LAST, "result.json", "result.json", "best.safetensors", "metrics.jsonl", "config.json"]
     kills = []
     for number in CODES:
-        phases = [FIRST_SAVE, IMPORTS, SETUP, TRAINING, SAVING, SAVING, IMPORTS, SETUP, TRAINING, TRAINING][:each]
+        phases = [FIRST_SAVE, IMPORTS, SETUP, TRAINING, SAVING, SAVING, IMPORTS, SETUP, TRAINING, TRAINING]
         kills += [
             Kill(number, phase, chance.random(), chance.choice(files) if phase == SAVING else LAST) for phase in phases
         ]
@@ -61,7 +62,7 @@ class Process:
 
     def __init__(self, settings: Settings, runs: Path) -> None:
         runs.mkdir(parents=True, exist_ok=True)
-        self.runs, self._left_before = runs, set[Path]()
+        self.runs, self.run, self._left_before = runs, Run.at(settings, runs), set[Path]()
         self._left_before = self.temporary()
         config, self.output, self.errors = (runs.with_suffix(f".{end}") for end in ("json", "out", "err"))
         config.write_text(json.dumps(to_json(settings)))
@@ -98,6 +99,10 @@ class Process:
         """Whether it has begun to train, or to go on."""
         return "run folder" in self.output.read_text()
 
+    def ends(self) -> bool:
+        """Whether it has finished all that was to be trained."""
+        return self.run.result.exists()
+
     def runs_until(self, condition: Callable[[], object], pause: float = 0.002) -> bool:
         """Wait for a condition; whether the process still runs then."""
         end = time.monotonic() + 300
@@ -106,10 +111,16 @@ class Process:
             time.sleep(pause)
         return self.process.poll() is None
 
+    def seconds(self) -> float:
+        """How long it has had a processor."""
+        with contextlib.suppress(OSError):
+            return int(Path(f"/proc/{self.process.pid}/schedstat").read_text().split()[0]) / 1e9
+        return float("inf")  # it has ended
+
     def runs_for(self, seconds: float) -> bool:
-        """Wait; whether the process still runs then."""
-        end = time.monotonic() + seconds
-        return self.runs_until(lambda: time.monotonic() > end)
+        """Wait until it has had a processor for so long; whether the process still runs then."""
+        end = self.seconds() + seconds
+        return self.runs_until(lambda: self.seconds() >= end)
 
     def saves(self, file: str, number: int = 1) -> bool:
         """Wait until a file is written for this `number`-th time; whether the process still runs then."""
@@ -174,10 +185,10 @@ class Siege:
 
     def _undisturbed_seconds(self) -> dict[str, float]:
         """Train without a kill; returns the seconds of each phase."""
-        process, times = Process(self.settings, self.whole), [time.monotonic()]
-        for condition in (process.has_imported, process.trains, lambda: False):
+        process, times = Process(self.settings, self.whole), [0.0]
+        for condition in (process.has_imported, process.trains, process.ends):
             process.runs_until(condition)
-            times.append(time.monotonic())
+            times.append(process.seconds())
         assert process.end() == 0, process.errors.read_text()
         return {phase: b - a for phase, a, b in zip((IMPORTS, SETUP, TRAINING), times, times[1:], strict=False)}
 
@@ -211,12 +222,14 @@ class Siege:
             process.runs_until(process.has_imported)
         elif kill.phase == TRAINING:
             process.runs_until(process.trains)
-        return process.runs_for(kill.part * self.seconds[kill.phase])
+        left = 1 - _epochs(self.runs) / _epochs(self.whole) if kill.phase == TRAINING else 1
+        return process.runs_for(kill.part * left * self.seconds[kill.phase])
 
     def finish(self) -> None:
         """Let the run come to its end and compare it with the undisturbed one."""
-        process = Process(self.settings, self.runs)
-        assert process.end() == 0, process.errors.read_text()
+        if not Run.at(self.settings, self.runs).result.exists():
+            process = Process(self.settings, self.runs)
+            assert process.end() == 0, process.errors.read_text()
         assert_same_runs(self.runs, self.whole)
         self.finished += 1
 
@@ -247,6 +260,11 @@ def assert_same_runs(runs: Path, others: Path) -> None:
         assert result(one) == result(other)
         if other.rewind.exists():
             assert_equal_trees(one.load_rewind(), other.load_rewind())
+
+
+def _epochs(runs: Path) -> int:
+    """How many epochs are written down, in all runs of a folder."""
+    return sum(file.read_text().count("\n") for file in runs.glob("*/metrics.jsonl"))
 
 
 def _files(runs: Path) -> set[str]:
