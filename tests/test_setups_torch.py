@@ -3,6 +3,8 @@
 import copy
 import io
 import pickle
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, update_bn
 
 import dctps
 from dctps.nn.dps_layer import DpsLayer
+from helpers.processes import environment
 from helpers.setups import assert_same_network, batch, library, network, required, run_processes, train
 
 # --- averages, copies, states -----------------------------------------------------------------------------------------
@@ -198,19 +201,37 @@ def test_compile():
     train(compiled)
 
 
+LOADED = """
+import sys, torch, dctps.nn.layers
+folder = sys.argv[1]
+x = torch.load(f"{folder}/x.pt")
+net = torch.jit.load(f"{folder}/net.ts") if sys.argv[2] == "trace" else torch.export.load(f"{folder}/net.pt2").module()
+torch.save(net(x), f"{folder}/y.pt")
+"""
+
+
+def outputs_elsewhere(folder, kind, x):
+    """Return the outputs of a saved network in another process."""
+    torch.save(x, folder / "x.pt")
+    command = [sys.executable, "-c", LOADED, str(folder), kind]
+    subprocess.run(command, check=True, env=environment(), timeout=200)
+    return torch.load(folder / "y.pt")
+
+
+@pytest.mark.process
 def test_export(tmp_path):
-    """`torch.export`: works; the saved program needs `import dctps` where it runs."""
-    net = network().eval()
-    x, _ = batch()
+    """`torch.export`: works; another program imports `dctps.nn.layers` before it loads the file."""
+    net, (x, _) = network().eval(), batch()
     torch.export.save(torch.export.export(net, (x,)), tmp_path / "net.pt2")
-    torch.testing.assert_close(torch.export.load(tmp_path / "net.pt2").module()(x), net(x))
+    torch.testing.assert_close(outputs_elsewhere(tmp_path, "export", x), net(x))
 
 
-def test_trace():
-    """`torch.jit.trace`: works; the traced network needs `import dctps` where it runs."""
-    net = network().eval()
-    x, _ = batch()
-    torch.testing.assert_close(torch.jit.trace(net, x)(x), net(x))
+@pytest.mark.process
+def test_trace(tmp_path):
+    """`torch.jit.trace`: works; another program imports `dctps.nn.layers` before it loads the file."""
+    net, (x, _) = network().eval(), batch()
+    torch.jit.trace(net, x).save(tmp_path / "net.ts")
+    torch.testing.assert_close(outputs_elsewhere(tmp_path, "trace", x), net(x))
 
 
 def test_script():
