@@ -9,6 +9,7 @@ from dctps.experiments.cells import Cell
 from dctps.experiments.events import ENDED, EPOCH, STARTED, Event
 from dctps.experiments.perform import claimed, note_failure
 from dctps.train.settings import Settings
+from helpers.pages import training_result
 
 CELLS = [
     Cell(Settings(density=density, epochs=4, seed=seed), panel="net", line="DCTpS")
@@ -25,7 +26,7 @@ def board(tmp_path):
 def finish(cell, runs, status=None):
     with claimed(cell, runs) as run:
         if status is None:
-            run.save_result({})
+            run.save_result(training_result(cell.settings))
         else:
             note_failure(cell, run, status, "because")
 
