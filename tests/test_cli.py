@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 import dctps
 from dctps.checkpoint.contents import read
 from dctps.cli import COMMANDS, main
-from dctps.cli.inspect import part_bytes
+from dctps.cli.inspection import part_bytes
 from helpers.checkpoints import trained
 from helpers.networks import cnn
 

@@ -54,10 +54,10 @@ def test_a_new_data_set_is_loaded_and_fetched_by_its_name(toy, tmp_path):
 
 def test_chance_and_titles_of_a_new_data_set(toy):
     assert chance("toy") == 0.25
-    assert panel(toy) == "small_cnn, Toy Images"
+    assert panel(toy) == "small CNN, Toy Images"
     row = Row("x", None, "train", "done", toy, training_result(toy))
     (shown,) = accuracy_panels([row])
-    assert (shown["title"], shown["chance"]) == ("small_cnn, Toy Images, 3 epochs", 0.25)
+    assert (shown["title"], shown["chance"]) == ("small CNN, Toy Images, 3 epochs", 0.25)
 
 
 def test_costs_of_a_new_data_set(toy):

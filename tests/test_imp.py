@@ -17,6 +17,7 @@ import dctps
 from dctps import DpsLinear, Support, imp, sparsify
 from dctps.methods.lottery import schedule, survivors, ticket
 from dctps.nn.dps_layer import DpsLayer
+from helpers.checkpoints import positions_in
 
 
 def small(seed: int = 0) -> nn.Module:
@@ -161,9 +162,9 @@ def check_rewound(states, origin: dict[str, torch.Tensor]) -> None:
         for key, tensor in state.items():
             name, _, last = key.rpartition(".")
             if last == "values":
-                expected = origin[f"{name}.weight"].flatten()[state[f"{name}.positions"].long()]
+                expected = origin[f"{name}.weight"].flatten()[positions_in(state, name).long()]
                 assert torch.equal(tensor, expected), key
-            elif last != "positions":
+            elif last != "_extra_state":
                 assert torch.equal(tensor, origin[key]), key
         assert network.training
 
@@ -379,7 +380,7 @@ def move(network):
         ),
         (widen, "round 1: train changed more than the numbers of the network: 5.bias, 5.weight"),
         (add, "round 1: train changed more than the numbers of the network: 8"),
-        (thaw, "round 2: train changed more than the numbers of the network: 0, 0.positions, 0.values, 0.weight, 5"),
+        (thaw, "round 2: train changed more than the numbers of the network: 0, 0._extra_state, 0.values, 0.weight, 5"),
         (move, "round 2: train moved the supports of 0; they stay fixed in a round"),
         (copy.deepcopy, "round 1: train returned another network; it must train the one it is given, in place"),
     ],

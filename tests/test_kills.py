@@ -100,12 +100,13 @@ class TestProcesses:
         assert_same_runs(tmp_path / "twice", tmp_path / "once")
 
     @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-    def test_a_signal_during_the_imports_ends_the_command_without_a_word(self, number, tmp_path):
+    def test_a_signal_during_the_imports_ends_the_command_without_a_traceback(self, number, tmp_path):
         process = Process(PLAIN, tmp_path / "runs")
         process.runs_until(lambda: "libtorch" in process.maps())
         assert not process.has_imported()
-        assert process.send(number) == -number
-        assert process.errors.read_text() == process.output.read_text() == ""
+        assert process.send(number) in CODES[number]
+        assert process.errors.read_text() in ("", "dctps: interrupted\n")
+        assert process.output.read_text() == ""
         assert not list((tmp_path / "runs").iterdir())
 
 
@@ -131,8 +132,8 @@ def test_ctrl_c_while_the_state_is_saved_after_ctrl_c_keeps_the_state_before(tmp
         with pytest.raises(KeyboardInterrupt):
             fit(SHORT, runtime(tmp_path / "twice"))
     run = Run.at(SHORT, tmp_path / "twice")
-    progress = run.load_state()["progress"]
-    assert (progress["epoch"], progress["step"]) == (1, 0)
+    progress = run.load_state().progress
+    assert (progress.epoch, progress.step) == (1, 0)
     assert not list(run.folder.glob(".*.tmp"))
     for name in ("twice", "once"):
         fit(SHORT, runtime(tmp_path / name))

@@ -16,7 +16,7 @@ from torch import nn
 import dctps
 from dctps import ALLOCATIONS, CheckpointError, Support, allocate
 from dctps.checkpoint.contents import read
-from dctps.cli.inspect import part_bytes
+from dctps.cli.inspection import part_bytes
 from dctps.models import build
 from dctps.nn.batchnorm import NORMS, SparseBatchNorm, SparseBatchNorm2d
 from dctps.nn.costs import count_ops

@@ -23,7 +23,7 @@ from dctps.analysis.page.panels import FIELDS, accuracy_panels, by_line, details
 from dctps.analysis.page.render import write_page
 from dctps.analysis.page.table import in_order, table
 from dctps.checkpoint.contents import read as read_file
-from dctps.cli.inspect import part_bytes
+from dctps.cli.inspection import part_bytes
 from dctps.cli.report import report
 from dctps.core.allocation import ALLOCATIONS
 from dctps.core.offsets import OFFSETS

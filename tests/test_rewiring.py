@@ -1003,7 +1003,7 @@ def test_bad_networks_and_optimisers():
     with pytest.raises(ValueError, match="not with LBFGS"):
         RigL(net, torch.optim.LBFGS(net.parameters()), stop=200)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    with pytest.raises(ValueError, match="not RigL"):
+    with pytest.raises(ValueError, match="not with RigL"):
         RigL(net, RigL(net, optimizer, stop=200), stop=200)
     net[1].values = net[0].values
     with pytest.raises(ValueError, match="layers '0' and '1' share their values"):

@@ -17,6 +17,7 @@ from dctps.train.loop import Trainer
 from dctps.train.processes import Processes
 from dctps.train.runs import Run, RunError
 from dctps.train.settings import Settings, run_id
+from helpers.checkpoints import positions_in
 from helpers.marks import needs_digits
 from helpers.processes import torchrun
 from helpers.runs import PAIR, SMALL, assert_identical, metrics, runtime, state, train_in_two
@@ -92,7 +93,7 @@ def test_rewiring_moves_weights_and_keeps_their_number(rewire, offset, tmp_path)
     before, _ = prepare.prepare(settings, dctps.data.load("digits"), torch.device("cpu"))
     after = state(Run(tmp_path / run_id(settings)))["model"]
     old = {name: layer.support for name, layer in before.named_modules() if hasattr(layer, "support")}
-    moved = [n for n, support in old.items() if support.positions.tolist() != after[f"{n}.positions"].tolist()]
+    moved = [n for n, support in old.items() if support.positions.tolist() != positions_in(after, n).tolist()]
     assert moved
     file = tmp_path / run_id(settings) / "best.safetensors"
     assert (
@@ -159,17 +160,18 @@ def test_lottery_tickets_are_runs_that_build_on_one_another(tmp_path):
     rounds = [changed(IMP, imp_round=0), changed(IMP, imp_round=1), IMP]
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(map(run_id, rounds))
     states = [state(Run(tmp_path / run_id(own)))["model"] for own in rounds]
-    names = [key.removesuffix(".positions") for key in states[2] if key.endswith(".positions")]
-    assert [sum(len(own[f"{n}.positions"]) for n in names) for own in states[1:]] == counts
+    names = [key.removesuffix(".values") for key in states[2] if key.endswith(".values")]
+    assert [sum(len(positions_in(own, n)) for n in names) for own in states[1:]] == counts
     assert result["weights"]["got"] == counts[-1] == round(0.04 * size)
     for earlier, later in [(states[0], states[1]), (states[1], states[2])]:  # the largest of the round before
         kept, dropped = [], []
         for name in names:
             magnitudes = torch.zeros_like(states[0][f"{name}.weight"]).flatten()
-            places = earlier.get(f"{name}.positions", torch.arange(magnitudes.numel())).long()
+            places = positions_in(earlier, name)
+            places = torch.arange(magnitudes.numel()) if places is None else places.long()
             magnitudes[places] = earlier.get(f"{name}.values", states[0][f"{name}.weight"].flatten()).abs()
             chosen = torch.zeros_like(magnitudes, dtype=torch.bool)
-            chosen[later[f"{name}.positions"].long()] = True
+            chosen[positions_in(later, name).long()] = True
             kept.append(magnitudes[chosen])
             dropped.append(magnitudes[~chosen])
         assert torch.cat(kept).min() >= torch.cat(dropped).max()
@@ -211,7 +213,7 @@ def test_late_rewinding_starts_from_the_dense_round(tmp_path):
         _, step, first = next(row for row in seen if row[0] == number)
         assert step == 5
         for name in (key.removesuffix(".values") for key in first if key.endswith(".values")):
-            kept = dense[f"{name}.weight"].flatten()[first[f"{name}.positions"].long()]
+            kept = dense[f"{name}.weight"].flatten()[positions_in(first, name).long()]
             assert torch.equal(first[f"{name}.values"], kept)
 
 
@@ -275,7 +277,7 @@ def test_two_processes_rewire_alike_and_follow_one(tmp_path, monkeypatch):
     fit(PAIR_RIGL, runtime(tmp_path / "one"))
     alone = state(Run(tmp_path / "one" / run_id(PAIR_RIGL)))["model"]
     for key, tensor in alone.items():
-        if key.endswith("positions"):
+        if key.endswith("_extra_state"):
             assert torch.equal(first[key], tensor), key
         else:  # the bound and its reason are those of two processes without rewiring
             torch.testing.assert_close(first[key], tensor, rtol=1e-3, atol=1e-4)
@@ -306,7 +308,7 @@ def test_torchrun_with_methods(words, tmp_path):
         ({"projection": "dense", "rewire": "rigl"}, "no sparse weights"),
         ({"rewire": "wiggle"}, "unknown rewire 'wiggle'; choose one of: rigl, set, dsr"),
         ({"imp_round": 1}, "belong to the method imp"),
-        ({"method": "imp"}, "say --offset None"),
+        ({"method": "imp"}, "say --offset none"),
         ({"imp_rewind": 3}, "for the method imp"),
         ({"method_steps": 0, "method": "snip"}, "method_steps must be positive"),
         ({"norm_density": 1.5}, r"norm_density must be in \(0, 1\]"),

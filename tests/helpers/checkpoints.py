@@ -18,6 +18,12 @@ def trained(model: nn.Module) -> nn.Module:
     return model
 
 
+def positions_in(state, layer):
+    """Return the positions of a layer in a state, or None if it is not sparse there."""
+    key = f"{layer}._extra_state"
+    return identity.decode(state[key])[0].positions if key in state else None
+
+
 def with_positions(state, change, layer="0"):
     """Return a state as earlier versions wrote it, with positions as tensors, and with those of one layer changed."""
     old = {key: tensor for key, tensor in state.items() if not key.endswith("_extra_state")}

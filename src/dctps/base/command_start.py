@@ -21,12 +21,23 @@ def is_command() -> bool:
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """Let Ctrl-C raise KeyboardInterrupt inside of this context."""
+    """Let Ctrl-C raise KeyboardInterrupt inside of this context, also where an import made another error of it."""
+    pressed = False
+
+    def press(*_: object) -> None:
+        nonlocal pressed
+        pressed = True
+        raise KeyboardInterrupt
+
     dies = signal.getsignal(signal.SIGINT) is signal.SIG_DFL
     if dies:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGINT, press)
     try:
         yield
+    except Exception as error:
+        if pressed:
+            raise KeyboardInterrupt from error
+        raise
     finally:
         if dies:
             signal.signal(signal.SIGINT, signal.SIG_DFL)

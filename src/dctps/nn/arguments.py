@@ -21,15 +21,11 @@ def check_numbers(device: torch.device, dtype: torch.dtype, alpha: float) -> Non
 
 
 def check_input(x: object, values: Tensor) -> None:
-    """Raise TypeError unless an input is a tensor of torch, and ValueError while torch.onnx exports the layer."""
+    """Raise TypeError unless an input is a tensor of torch."""
     if not isinstance(x, Tensor):
         advice = "torch.from_numpy(x)" if type(x).__module__ == "numpy" else "torch.as_tensor(x)"
         kind = f"{type(x).__module__}.{type(x).__name__}".removeprefix("builtins.")
         raise TypeError(f"the input is a {kind}, not a tensor; pass {advice}, of the type {values.dtype}")
-    if torch.onnx.is_in_onnx_export():
-        raise ValueError(
-            "ONNX has no operator for W = alpha D + S; export a dense copy: dctps.densify(copy.deepcopy(net)) first"
-        )
 
 
 def choose_support(

@@ -21,7 +21,7 @@ from dctps.core.offsets import Offset
 from dctps.ops import native, operators, routes
 from dctps.ops.route import layout_of
 from dctps.ops.torch_routes import DenseRoute, TorchRoute
-from dctps.ops.weight import name_of, torch_func_is_active
+from dctps.ops.weight import name_of, refuse_onnx, torch_func_is_active
 
 
 def multiply(
@@ -35,6 +35,7 @@ def multiply(
     backend: str,
 ) -> Tensor:  # (batch, filters, *output)
     """Return (alpha D + S) x + bias; under autocast it is computed in autocast's type, as in torch's own layers."""
+    refuse_onnx()
     run = lookup(BACKENDS, backend, "backend")
     if (
         not x.is_meta

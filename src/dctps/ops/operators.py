@@ -16,7 +16,7 @@ from torch import Tensor
 from dctps.core.geometry import Geometry
 from dctps.ops import routes
 from dctps.ops.route import Layout, Route, empty_output, forward_layout, layout_of, memory_format
-from dctps.ops.weight import offset_by_name
+from dctps.ops.weight import offset_by_name, refuse_onnx
 
 
 @torch.library.custom_op("dctps::multiply", mutates_args=())
@@ -63,6 +63,7 @@ def _(
     geometry: list[int],
     native: bool,
 ) -> Tensor:
+    refuse_onnx()
     return empty_output(x, Geometry.unpack(geometry))
 
 

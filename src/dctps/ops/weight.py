@@ -40,6 +40,18 @@ def torch_func_is_active() -> bool:
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
+def refuse_onnx() -> None:
+    """Raise ValueError while torch.onnx exports a network.
+
+    It has two ways to look at a network: it runs a layer's own code, or, where torch.compile looks on and is told that
+    nothing is exported, the operators on fake tensors. So both call this.
+    """
+    if torch.onnx.is_in_onnx_export():
+        raise ValueError(
+            "ONNX has no operator for W = alpha D + S; export a dense copy: dctps.densify(copy.deepcopy(net)) first"
+        )
+
+
 def dense_weight(
     values: Tensor, positions: Tensor, alpha: Tensor | None, offset: Offset | None, shape: tuple[int, ...]
 ) -> Tensor:  # of shape `shape`
@@ -91,6 +103,7 @@ def weight(values: Tensor, positions: Tensor, alpha: Tensor | None, offset: str,
 
 @weight.register_fake
 def _(values: Tensor, positions: Tensor, alpha: Tensor | None, offset: str, shape: list[int]) -> Tensor:
+    refuse_onnx()
     return values.new_empty(shape)
 
 

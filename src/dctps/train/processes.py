@@ -63,12 +63,12 @@ class Processes:
     def parallel(self, model: nn.Module) -> nn.Module:
         """The model under DistributedDataParallel.
 
-        Positions, which are the same everywhere, and buffers that are not part of the state are not exchanged.
+        Buffers that are not part of the state are not exchanged.
         """
         if self.world == 1:
             return model
         state = model.state_dict().keys()
-        apart = [n for n, _ in model.named_buffers() if n.rpartition(".")[2] == "positions" or n not in state]
+        apart = [name for name, _ in model.named_buffers() if name not in state]
         wrapper = nn.parallel.DistributedDataParallel
         wrapper._set_params_and_buffers_to_ignore_for_model(model, apart)
         return wrapper(model)
