@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
 from dctps.analysis.page.curves import curves
 from dctps.cli import main
@@ -18,6 +19,7 @@ from dctps.experiments.tasks.training import EpochRow
 from dctps.train import fit
 from dctps.train.records import epoch_number
 from dctps.train.runs import Run
+from dctps.train.state import _of_shape
 from helpers.marks import needs_digits
 from helpers.runs import runtime
 
@@ -59,8 +61,9 @@ def test_a_run_is_finished_again_from_its_state(copy):
 
 
 @needs_digits
-def test_a_run_goes_on_with_more_epochs(copy):
-    run = Run(copy / SYNFLOW.name)
+@pytest.mark.parametrize("folder", [DCTPS, SYNFLOW], ids=["with alphas", "without"])
+def test_a_run_goes_on_with_more_epochs(copy, folder):
+    run = Run(copy / folder.name)
     longer = dataclasses.replace(run.settings(), epochs=run.settings().epochs + 1)
     fit(longer, runtime(copy), continue_from=run.folder)
     rows = Run.at(longer, copy).read_metrics()
@@ -93,3 +96,12 @@ def test_epochs_count_from_0_in_files_and_from_1_wherever_they_are_shown(capsys,
 def test_a_finished_run_says_its_best_epoch_from_1(copy, capsys):
     fit(Run(DCTPS).settings(), dataclasses.replace(runtime(copy), quiet=False))
     assert "at the best validation epoch (3)" in capsys.readouterr().out
+
+
+def test_moments_of_alphas_get_their_axis():
+    golden = torch.load(Path(__file__).with_name("golden") / "state-with-positions.pt")["optimiser"]["state"]
+    alphas = [state for state in golden.values() if state["exp_avg"].dim() == 0]
+    assert alphas
+    for state in alphas:
+        shapes = {key: tuple(value.shape) for key, value in _of_shape(state, torch.Size([1])).items()}
+        assert shapes == {"step": (), "exp_avg": (1,), "exp_avg_sq": (1,)}

@@ -87,7 +87,7 @@ def leaves(tree, path=""):
 
 
 PARALLEL = """
-    import json, pathlib, sys, torch
+    import json, os, pathlib, sys, torch
     from dctps.train.processes import processes
     from dctps.train.settings import from_json
     from helpers.runs import alone
@@ -99,6 +99,7 @@ PARALLEL = """
         torch.save(trainer.model.state_dict(), folder / f"rank{group.rank}")
         if group.first:
             (folder / "result.json").write_text(json.dumps(result))
+    os._exit(0)  # without the teardown of torch's threads, which aborts now and then
 """
 
 

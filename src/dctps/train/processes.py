@@ -84,6 +84,7 @@ def processes(device: torch.device) -> Iterator[Processes]:
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     try:
         yield Processes(dist.get_rank(), world)
+        dist.barrier()  # a process that leaves while another still talks to it may abort that one
     finally:
         dist.destroy_process_group()
 

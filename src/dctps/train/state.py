@@ -76,7 +76,15 @@ class TrainingState:
         for index, state in saved["state"].items():
             for name, value in state.items():
                 _check_tensor(f"the optimiser's {name} of parameter {index}", value, parameters[index].shape)
-        self.optimiser.load_state_dict({"state": saved["state"], "param_groups": groups})
+        states = {index: _of_shape(state, parameters[index].shape) for index, state in saved["state"].items()}
+        self.optimiser.load_state_dict({"state": states, "param_groups": groups})
+
+
+def _of_shape(state: dict[str, Any], shape: torch.Size) -> dict[str, Any]:
+    """The state of a parameter of this shape; alphas, and their moments, had no axis in earlier versions."""
+    if shape != (1,):
+        return state
+    return {k: v.reshape(1) if isinstance(v, Tensor) and k != "step" else v for k, v in state.items()}
 
 
 def _check_tensor(name: str, value: Any, shape: torch.Size) -> None:
