@@ -104,15 +104,20 @@ def test_the_bytes_of_the_report_are_those_of_the_file(seeded, offset, tmp_path)
     assert dctps.report(dctps.sparsify(net, 0.1, offset=None)).sizes.dense_bytes == dense
 
 
-def test_a_device_is_not_ignored(monkeypatch):
+def test_a_device_is_not_ignored(monkeypatch, path):
     moved = []
     monkeypatch.setattr(nn.Module, "to", lambda self, device: moved.append(device) or self)
     dctps.sparsify(cnn(), 0.1)
     assert moved == []
     dctps.sparsify(cnn(), 0.1, device="cpu")
     assert moved == [torch.device("cpu")]
-    with pytest.raises(ValueError, match="device='meta' holds no numbers"):
-        dctps.sparsify(cnn(), 0.1, device="meta")
+    net = dctps.sparsify(cnn(), 0.1)
+    dctps.save(net, path)
+    dctps.load(path, cnn(), device="cpu")
+    assert moved == [torch.device("cpu")] * 2
+    for call in (lambda: dctps.sparsify(cnn(), 0.1, device="meta"), lambda: dctps.load(path, cnn(), device="meta")):
+        with pytest.raises(ValueError, match="device='meta' holds no numbers"):
+            call()
 
 
 @pytest.mark.parametrize(

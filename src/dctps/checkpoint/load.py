@@ -14,7 +14,7 @@ from dctps.checkpoint.manifest import LayerEntry, NormEntry
 from dctps.checkpoint.matching import check_distinct, check_rest, check_tied, find_layer, find_norm, with_statistics
 from dctps.nn.batchnorm import SparseBatchNorm
 from dctps.nn.dps_layer import DpsLayer
-from dctps.nn.foreign import check_network, mark_config
+from dctps.nn.foreign import check_device, check_network, mark_config
 from dctps.nn.replace import make_sparse_layer, make_sparse_norm, replace_layers
 from dctps.nn.wrappers import unwrapped
 from dctps.ops.functional import AUTO, check_backend
@@ -31,15 +31,16 @@ def load(
 ) -> nn.Module:
     """Load a file into a network of the same architecture, in place, and return it (for a single layer: the new layer).
 
-    Plain layers become sparse ones; layers that are sparse already keep their Parameter objects. The dtype and device
-    of the model stay; meta tensors become real ones on `device`, by default the CPU. If anything does not fit,
-    CheckpointError says what, and the model is as it was. A file without running statistics resets those of the model
-    and warns.
+    Plain layers become sparse ones; layers that are sparse already keep their Parameter objects. The dtype of the model
+    stays. The whole model moves to `device`; by default it stays where it is, and meta tensors become real ones on the
+    CPU. If anything does not fit, CheckpointError says what, and the model is as it was. A file without running
+    statistics resets those of the model and warns.
     """
     if isinstance(path, nn.Module):
         raise TypeError("load(path, model) takes the path of a file first, then the network; the arguments are swapped")
     check_network(model, "load(path, model)")
     check_backend(backend)
+    check_device(device)
     contents, outer, model = read(path), model, unwrapped(model)
     target = torch.device(device or "cpu")
     try:
@@ -61,6 +62,8 @@ def load(
             write()
     result = replace_layers(model, new)
     mark_config(result)
+    if device is not None:
+        result.to(target)
     if not contents.statistics:
         advice = "call dctps.recalibrate(model, batches) before evaluating it"
         warnings.warn(f"{path} holds no running statistics of BatchNorm layers; {advice}", stacklevel=2)

@@ -20,7 +20,7 @@ from dctps.core.support import Support, derive_seed
 from dctps.nn.alphas import AlphaLike, choose_alphas
 from dctps.nn.batchnorm import SparseBatchNorm, prunable_norms
 from dctps.nn.dps_layer import DpsLayer
-from dctps.nn.foreign import check_adapters, check_network, mark_config, warn_of_loss
+from dctps.nn.foreign import check_adapters, check_device, check_network, mark_config, warn_of_loss
 from dctps.nn.meta import materialise, take_tensors
 from dctps.nn.prunable import left_dense, prunable
 from dctps.nn.replace import (
@@ -73,7 +73,7 @@ def sparsify(
         ones on the CPU.
     """
     _check_request(model, density, supports)
-    _check_device(device)
+    check_device(device)
     layers = targets(model, exclude)
     if not adapters:
         check_adapters(model, layers)
@@ -210,12 +210,6 @@ def _check_request(model: nn.Module, density: float | None, supports: Mapping[st
             f"this network is sparse already ({len(sparse)} layers, the first is {sparse[0]!r}); "
             "densify it first, or convert its parts one by one"
         )
-
-
-def _check_device(device: torch.device | str | None) -> None:
-    """Raise ValueError if a network cannot be on this device."""
-    if device is not None and torch.device(device).type == "meta":
-        raise ValueError("device='meta' holds no numbers; a network may come from there, but a sparse one is real")
 
 
 def _weight_shapes(layers: Mapping[str, nn.Module]) -> dict[str, tuple[int, ...]]:

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -19,6 +20,12 @@ def check_network(model: object, call: str, other: object = None) -> None:
     if not isinstance(model, nn.Module):
         swapped = "; the arguments are swapped" if isinstance(other, nn.Module) else ""
         raise TypeError(f"{call} takes a network of torch as its model, not {_shown(model)}{swapped}")
+
+
+def check_device(device: torch.device | str | None) -> None:
+    """Raise ValueError if a sparse network cannot be on this device."""
+    if device is not None and torch.device(device).type == "meta":
+        raise ValueError("device='meta' holds no numbers; a network may come from there, but a sparse one is real")
 
 
 def _shown(argument: object) -> str:
