@@ -219,7 +219,25 @@ def test_ctrl_c_is_ignored_inside_the_command_only_if_it_is_outside(outside):
         assert signal.getsignal(signal.SIGINT) == outside
     finally:
         signal.signal(signal.SIGINT, before)
-    assert inside == (signal.SIG_IGN if outside == signal.SIG_IGN else signal.default_int_handler)
+    if outside == signal.SIG_IGN:
+        assert inside == signal.SIG_IGN
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            inside(signal.SIGINT, None)
+
+
+def test_ctrl_c_of_which_an_import_makes_another_error_is_ctrl_c():
+    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        with pytest.raises(KeyboardInterrupt), command_start.interruptible():
+            try:
+                signal.raise_signal(signal.SIGINT)
+            except KeyboardInterrupt:
+                raise ImportError("numpy C-extensions failed") from None
+        with pytest.raises(ImportError, match="another"), command_start.interruptible():
+            raise ImportError("another")
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_ctrl_c_in_later_imports_of_the_command_is_no_traceback(monkeypatch, capsys):
