@@ -167,3 +167,20 @@ def test_values_that_are_sharded_do_not_move():
     with pytest.raises(RuntimeError, match="sharded over processes"):
         layer.move(Support.sample((8, 8), 9, seed=1), torch.zeros(9))
     assert isinstance(layer, DpsLayer)
+
+
+def test_frozen_layers_and_shared_values_and_wrappers():
+    net = dctps.sparsify(cnn(), 0.05)
+    net[0].values.requires_grad_(False)
+    before = net[0].nnz
+    dctps.set_density(net, 0.2, torch.optim.Adam(dctps.param_groups(net, weight_decay=0.1), lr=1e-3))
+    assert net[0].nnz == before
+    shared = nn.Sequential(DpsLinear(8, 8, nnz=9), DpsLinear(8, 8, nnz=9))
+    shared[1].values = shared[0].values
+    with pytest.raises(ValueError, match="share their values"):
+        dctps.set_density(shared, 0.5)
+    for density in (True, "0.1", None):
+        with pytest.raises(TypeError, match="density is a number such as"):
+            dctps.set_density(net, density)
+    with pytest.raises(TypeError, match="takes a network of torch as its model"):
+        dctps.set_density("net", 0.1)

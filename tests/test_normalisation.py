@@ -331,7 +331,8 @@ def test_save_then_load_is_bit_equal(tmp_path_factory, density, dtype, weights, 
             norm.reset_running_stats()
     assert_equal_states(model, other)
     assert [type(m) for m in model.modules()] == [type(m) for m in other.modules()]
-    assert [n.seed is None for n in norms(other).values()] == [False, not seeded, False]
+    stale = not seeded and 0 < model[4].nnz < 24
+    assert [n.seed is None for n in norms(other).values()] == [False, stale, False]
     if into == "sparse":
         assert [id(p) for p in other.parameters()] == parameters
 

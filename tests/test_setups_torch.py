@@ -31,7 +31,7 @@ def test_ema():
 
 
 def test_ema_while_weights_move():
-    """EMA while a rewiring moves weights: refused at the next pass of the average; average after the last move."""
+    """EMA while a rewiring moves weights: refused in a forward pass of the average; average after the last move."""
     net = network()
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)
     rewire = dctps.SET(net, optimizer, stop=20, every=2)

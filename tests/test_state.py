@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
+import torch.nn.utils.prune
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, get_swa_multi_avg_fn
 
@@ -15,6 +16,7 @@ from dctps import DpsLinear, Support
 from dctps.nn import identity
 from dctps.nn.dps_layer import DpsLayer
 from dctps.nn.supported import SupportedLayer
+from dctps.ops import autotune
 from dctps.ops.functional import backends, multiply
 from helpers.checkpoints import with_positions
 from helpers.networks import cnn
@@ -314,3 +316,120 @@ def test_inputs_that_are_no_tensors_of_the_layer_s_type_are_refused(layer):
         layer(x.tolist())
     with pytest.raises(ValueError, match=r"the input is torch\.int64, but the layer torch\.float32"):
         layer(x.long())
+
+
+# --- what a hostile or clumsy program tries ---------------------------------------------------------------------------
+
+
+def one():
+    return dctps.sparsify(nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 8)), 0.2)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda s: {k: v for k, v in s.items() if k != "0.values"}, "0: the state holds positions without 'values'"),
+        (lambda s: {**s, "0.values": None}, "0: the state holds a NoneType as 'values'"),
+        (lambda s: {**s, "0.values": [1.0]}, "0: the state holds a list as 'values'"),
+        (
+            lambda s: {**s, "0.alpha": torch.ones(2)},
+            r"0: the state holds 'alpha' of shape \(2,\), this layer",
+        ),
+        (lambda s: {**s, "0._extra_state": s["0._extra_state"].to_sparse()}, "0: its identity cannot be read"),
+        (lambda s: {**s, "0._extra_state": s["0._extra_state"].to("meta")}, "0: its identity cannot be read"),
+    ],
+)
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_state_that_does_not_fit_changes_nothing(change, message, strict):
+    net, other = one(), dctps.sparsify(one_plain(), 0.2, seed=1)
+    before = copy.deepcopy(net[0].state_dict())
+    with pytest.raises(RuntimeError, match=message):
+        net.load_state_dict(change(other.state_dict()), strict=strict)
+    assert all(torch.equal(tensor, before[key]) for key, tensor in net[0].state_dict().items())
+
+
+def one_plain():
+    return nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 8))
+
+
+@pytest.mark.parametrize("backend", backends())
+@pytest.mark.parametrize("nnz", [9, 20])
+def test_the_graph_of_a_pass_before_a_move_is_refused(backend, nnz):
+    layer = DpsLinear(8, 8, nnz=9, backend=backend)
+    y = layer(torch.randn(2, 8, requires_grad=True)).sum()
+    layer.move(Support.sample((8, 8), nnz, seed=5), torch.randn(nnz))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.backward()
+    layer(torch.randn(2, 8)).sum().backward()
+    assert layer.values.grad.shape == (nnz,)
+
+
+def test_a_network_that_changes_in_inference_mode_trains_afterwards():
+    net = one()
+    optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)
+    for _ in range(2):
+        net(torch.randn(4, 16)).sum().backward()
+        optimizer.step()
+        with torch.inference_mode():
+            dctps.set_density(net, 0.4, optimizer)
+
+
+@pytest.mark.parametrize("values", [torch.ones(6, device="meta"), torch.ones(6) * 1j, [1.0] * 6, None])
+def test_a_move_that_cannot_be_changes_nothing(values):
+    layer = DpsLinear(8, 8, nnz=4)
+    before = copy.deepcopy(layer.state_dict())
+    with pytest.raises(ValueError, match="expected values in a tensor of real numbers"):
+        layer.move(Support.sample((8, 8), 6, seed=5), values)
+    assert all(torch.equal(tensor, before[key]) for key, tensor in layer.state_dict().items())
+
+
+def test_values_that_are_computed_do_not_move():
+    layer = DpsLinear(8, 8, nnz=9)
+    nn.utils.prune.l1_unstructured(layer, "values", 0.5)
+    with pytest.raises(RuntimeError, match="computed from other parameters"):
+        layer.move(layer.support, torch.ones(9))
+
+
+def test_a_fingerprint_stays_the_same_tensor_of_its_type():
+    net = one().bfloat16()
+    buffers = list(net.buffers())
+    net.load_state_dict(dctps.sparsify(one_plain(), 0.2, seed=1).state_dict())
+    assert all(a is b for a, b in zip(buffers, net.buffers(), strict=True))
+    assert {buffer.dtype for buffer in buffers} == {torch.bfloat16}
+
+
+def test_a_support_that_stays_keeps_its_seed():
+    net = one()
+    seeds = [net[0].seed, net[2].seed]
+    dctps.set_density(net, 0.2)
+    assert [net[0].seed, net[2].seed] == seeds
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda w: w.chunk(2)[0].zero_(),
+        lambda w: [row.zero_() for row in w],
+        lambda w: torch._foreach_mul_([w], 2),
+        lambda w: nn.functional.relu(w, inplace=True),
+        lambda w: torch.clamp_(input=w, min=0),
+    ],
+)
+def test_roundabout_changes_of_the_built_weight_are_refused(change):
+    with torch.no_grad(), pytest.raises(RuntimeError, match="would change a weight"):
+        change(DpsLinear(8, 8, nnz=9).weight)
+
+
+def test_a_built_weight_is_copied_and_saved_as_a_tensor(tmp_path):
+    weight = DpsLinear(8, 8, nnz=9).weight.detach()
+    torch.save({"w": weight}, tmp_path / "w.pt")
+    assert type(torch.load(tmp_path / "w.pt")["w"]) is torch.Tensor
+    assert type(copy.deepcopy(weight)) is torch.Tensor
+    with pytest.raises(ValueError, match="read-only"):
+        weight.numpy()[0] = 1
+
+
+def test_a_trace_does_not_measure(monkeypatch):
+    monkeypatch.delenv("DCTPS_TUNE")
+    monkeypatch.setattr(autotune, "measured_times", lambda case: pytest.fail("a measurement inside of a trace"))
+    torch.jit.trace(DpsLinear(40, 40, nnz=4), torch.randn(3, 40), check_trace=False)

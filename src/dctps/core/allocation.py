@@ -19,6 +19,7 @@ the weights that it loses to rounding and capping. The `*_paper_rigl` rules roun
 """
 
 import math
+import numbers
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -74,7 +75,9 @@ def draw_supports(shapes: Mapping[str, Shape], density: float, rule: str, seed: 
 
 
 def check_density(density: float) -> None:
-    """Raise ValueError unless the density is in (0, 1]."""
+    """Raise ValueError unless the density is in (0, 1], and TypeError unless it is a number."""
+    if isinstance(density, bool) or not isinstance(density, numbers.Real):
+        raise TypeError(f"density is a number such as 0.01, not {density!r}")
     if not 0 < density <= 1:  # also false for NaN
         raise ValueError(f"density must be in (0, 1], not {density}; 0.01 keeps one weight in a hundred")
 

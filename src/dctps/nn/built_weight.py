@@ -7,6 +7,7 @@
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,7 +15,7 @@ from dctps.ops.weight import torch_func_is_active
 
 
 class BuiltWeight(Tensor):
-    """A tensor that was built for reading; every change in place of it, or of a view of it, is a RuntimeError."""
+    """A tensor that was built for reading; a change in place of it, or of a view of it, is a RuntimeError."""
 
     advice: str  # what to do instead
 
@@ -27,15 +28,25 @@ class BuiltWeight(Tensor):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         kwargs = dict(kwargs or {})
-        changed = _changed(func, args, kwargs)
-        if isinstance(changed, BuiltWeight):
-            name = getattr(func, "__name__", str(func))
-            raise RuntimeError(f"{name} would change a weight that is built at each access: {changed.advice}")
+        for changed in _changed(func, args, kwargs):
+            if isinstance(changed, BuiltWeight):
+                name = getattr(func, "__name__", str(func))
+                raise RuntimeError(f"{name} would change a weight that is built at each access: {changed.advice}")
         with torch._C.DisableTorchFunctionSubclass():
             result = func(*args, **kwargs)
         source = next((a for a in args if isinstance(a, BuiltWeight)), None)
-        shares = isinstance(result, Tensor) and source is not None and _shares_memory(result, source)
-        return refuse_changes(result, source.advice) if shares and source is not None else _plain(result)
+        if isinstance(result, np.ndarray):
+            result.setflags(write=False)
+        if isinstance(result, list | tuple) and type(result) in (list, tuple):
+            return type(result)(_guarded(part, source) for part in result)
+        return _guarded(result, source)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _plain(self).__reduce_ex__(protocol)
+
+    def __deepcopy__(self, memo: Any) -> Tensor:
+        plain: Tensor = _plain(self).detach().clone()
+        return plain
 
 
 def refuse_changes(weight: Tensor, advice: str) -> Tensor:
@@ -48,14 +59,21 @@ def refuse_changes(weight: Tensor, advice: str) -> Tensor:
     return built
 
 
-def _changed(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return the argument that a function changes in place, or None."""
-    if "out" in kwargs:
-        return kwargs["out"]
+def _guarded(result: Any, source: BuiltWeight | None) -> Any:
+    """Return a result that shares the memory of a built weight as one that refuses changes, any other as it is."""
+    if isinstance(result, Tensor) and source is not None and _shares_memory(result, source):
+        return refuse_changes(result, source.advice)
+    return _plain(result)
+
+
+def _changed(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    """Return the arguments that a function changes in place."""
     name = getattr(func, "__name__", "")
-    in_place = name.endswith("_") and not name.endswith("__")
-    sets = name in ("__setitem__", "__set__", "__delete__") or (name.startswith("__i") and name in _IN_PLACE_OPERATORS)
-    return (args or (kwargs.get("tensor"),))[0] if in_place or sets else None
+    in_place = (name.endswith("_") and not name.endswith("__")) or kwargs.get("inplace") is True
+    sets = name in ("__setitem__", "__set__", "__delete__") or name in _IN_PLACE_OPERATORS
+    first = (args or (kwargs.get("tensor", kwargs.get("input")),))[0] if in_place or sets else None
+    changed = [first, kwargs.get("out")]
+    return [part for one in changed for part in (one if isinstance(one, list | tuple) else [one])]
 
 
 _IN_PLACE_OPERATORS = {

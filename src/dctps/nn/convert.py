@@ -6,7 +6,6 @@ was.
 
 import fnmatch
 import math
-import numbers
 from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
@@ -198,8 +197,6 @@ def _excluded_by(rule: str | type[nn.Module], model: nn.Module, layers: Mapping[
 def _check_request(model: nn.Module, density: float | None, supports: Mapping[str, Support] | None) -> None:
     """Raise an error unless the model is plain and exactly one of density and supports is given."""
     check_network(model, "sparsify(model, density)", density)
-    if isinstance(density, bool | str) or (density is not None and not isinstance(density, numbers.Real)):
-        raise TypeError(f"density is a number such as 0.01, not {density!r}")
     if (density is None) == (supports is None):
         raise ValueError("give exactly one of density= and supports=, to say which weights train")
     if density is not None:

@@ -134,24 +134,31 @@ class DpsLayer(SupportedLayer):
         y = functional.multiply(*args, self.chosen_backend(x))
         return y if self.observer is None else self.observer(x, y)
 
+    @torch.inference_mode(False)
     @torch.no_grad()
     def move(self, support: Support, values: Tensor) -> None:  # (support.nnz,)
         """Take another support and its values, of any number; `self.values` stays the same Parameter object.
 
         Its gradient is removed, because it belongs to the former positions.
         """
+        if "values" not in self._parameters:
+            raise RuntimeError("the values of this layer are computed from other parameters, so they cannot move")
+        if not isinstance(values, Tensor) or not values.is_floating_point() or values.is_meta:
+            kind = f"a tensor of {values.dtype}" if isinstance(values, Tensor) else f"a {type(values).__name__}"
+            raise ValueError(f"expected values in a tensor of real numbers, not {kind}")
         if support.shape != self.geometry.weight_shape or values.shape != support.positions.shape:
             wanted = f"a support of shape {self.geometry.weight_shape} and a value for each of its positions"
             found = f"a support of shape {support.shape} with {support.nnz} positions, and values {tuple(values.shape)}"
             raise ValueError(f"expected {wanted}, not {found}")
         if hasattr(self.values, "placements"):
             raise RuntimeError("the values of this layer are sharded over processes (DTensor), so they cannot move")
+        new = values.to(self.values, copy=True)
         self.values.grad = None
         self._hold(support)
         if values.shape == self.values.shape:
-            self.values.copy_(values)
+            self.values.copy_(new)
         else:
-            new = values.to(self.values)
+            self.values.mul_(1)  # autograd then refuses the graph of an earlier pass
             other = torch.float64 if new.dtype == torch.float32 else torch.float32
             # The change of type makes torch forget the former length. The graph of an earlier pass, if there is one,
             # would otherwise expect gradients of that length.
@@ -188,7 +195,7 @@ class DpsLayer(SupportedLayer):
         values = state.get(prefix + "values")
         if prefix + "weight" in state:
             return "the state holds a dense weight; load it before sparsify, or into a densified network"
-        if values is not None and values.shape != self.values.shape:
+        if isinstance(values, Tensor) and values.shape != self.values.shape:
             return f"the state holds {values.numel()} values, this layer {self.nnz}; sparsify with the same density"
         return None
 

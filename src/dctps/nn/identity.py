@@ -47,7 +47,7 @@ def decode(state: Any) -> tuple[Support, str | None]:
     start = -(-(len(header) + 1) // BLOCK) * BLOCK
     try:
         return _parse(header, content[start:])
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
         raise ValueError(f"its identity cannot be read: {error}") from error
 
 
@@ -65,16 +65,19 @@ def _parse(header: bytes, positions: bytes) -> tuple[Support, str | None]:
 
 def _bytes(state: Any) -> bytes:
     """Return the bytes of a tensor whose numbers are whole numbers from 0 to 255, up to rounding."""
-    if not isinstance(state, Tensor) or state.dim() != 1 or len(state) < BLOCK + DIGEST or state.is_complex():
+    if not isinstance(state, Tensor) or state.is_nested or state.dim() != 1 or len(state) < BLOCK + DIGEST:
         kind = f"a tensor of shape {tuple(state.shape)}" if isinstance(state, Tensor) else f"a {type(state).__name__}"
         raise ValueError(f"its identity is {kind}, not a row of bytes")
-    numbers = state.detach().cpu()
-    if numbers.dtype != torch.uint8:
-        rounded = numbers.double().round()
-        if not bool(((rounded >= 0) & (rounded <= 255)).all()):
-            raise ValueError("its identity holds numbers that are no bytes")
-        numbers = rounded.to(torch.uint8)
-    return numbers.numpy().tobytes()
+    try:
+        numbers = state.detach().cpu()
+        rounded = numbers if numbers.dtype == torch.uint8 else numbers.double().round()
+        are_bytes = numbers.dtype == torch.uint8 or bool(((rounded >= 0) & (rounded <= 255)).all())
+        content = rounded.to(torch.uint8).numpy().tobytes()
+    except (RuntimeError, TypeError) as error:  # of a tensor without plain numbers: sparse, quantised, on meta
+        raise ValueError(f"its identity cannot be read: {error}") from error
+    if not are_bytes:
+        raise ValueError("its identity holds numbers that are no bytes")
+    return content
 
 
 def _digest(content: bytes) -> bytes:

@@ -31,6 +31,7 @@ class SupportedLayer(nn.Module):
     fingerprint: Tensor  # (2, 4), see above; not part of the state
     _positions: Tensor
     _checked: Any = None  # the tensors for which the fingerprint was last found right
+    _own_fingerprint: Any = None  # the fingerprint of the positions, with the tensor of positions for which it was made
 
     @property
     def positions(self) -> Tensor:  # (nnz,)
@@ -40,7 +41,10 @@ class SupportedLayer(nn.Module):
     def _hold(self, support: Support, device: torch.device | str | None = None) -> None:
         """Take the positions of a support; if they are as many as before, the tensor of positions stays the same."""
         new, old = support.positions, self.__dict__.get("_positions")
-        self.seed = support.seed
+        same = old is not None and torch.equal(old.cpu(), new.cpu())
+        self.seed = self.seed if same and support.seed is None else support.seed
+        if old is not None and not old.is_inference():
+            old.add_(0)  # autograd then refuses the graph of an earlier pass, which belongs to the former positions
         if old is not None and old.shape == new.shape and not old.is_inference():
             old.copy_(new)
         else:
@@ -48,10 +52,12 @@ class SupportedLayer(nn.Module):
         self._sign()
 
     def _sign(self) -> None:
-        """Make the fingerprint that of the positions."""
-        like = self._buffers.get("fingerprint")
-        place = self._positions.device if like is None or like.is_meta else like.device
-        self.register_buffer("fingerprint", _fingerprint(self._positions).to(place), persistent=False)
+        """Make the fingerprint that of the positions; the buffer stays the same tensor, because others may hold it."""
+        old, new = self._buffers.get("fingerprint"), _fingerprint(self._positions)
+        if old is None or old.is_meta or old.is_inference():
+            self.register_buffer("fingerprint", new.to(self._positions.device), persistent=False)
+        else:
+            old.detach().copy_(new)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
@@ -78,7 +84,7 @@ class SupportedLayer(nn.Module):
                 return
             numbers = found.double().cpu()
             is_fingerprint = (numbers.sum(-2) - 255).abs() <= 2 * ROUNDING
-            differs = (numbers - _fingerprint(self._positions)).abs() > ROUNDING
+            differs = (numbers - self._expected_fingerprint()).abs() > ROUNDING
             foreign = is_fingerprint.all(-1) & differs.flatten(-2).any(-1)
         if bool(foreign.any()):
             raise RuntimeError(
@@ -86,6 +92,14 @@ class SupportedLayer(nn.Module):
                 "changed in place, or the values come from a network with another support, by DistributedDataParallel "
                 "or an average of weights; use `move` or `load_state_dict`, or sparsify all networks with one seed"
             )
+
+    def _expected_fingerprint(self) -> Tensor:
+        """Return the fingerprint of the positions, which is computed again only when they have changed."""
+        mark = _mark(self._positions)
+        if self._own_fingerprint is None or self._own_fingerprint[0] != mark:
+            self._own_fingerprint = mark, _fingerprint(self._positions)
+        expected: Tensor = self._own_fingerprint[1]
+        return expected
 
     # --- the state
 
@@ -100,6 +114,21 @@ class SupportedLayer(nn.Module):
     def _why_not_values(self, state: dict[str, Any], prefix: str) -> str | None:
         """Return why the values of a state cannot be loaded into this layer, or None if they can."""
         raise NotImplementedError
+
+    def _check_tensors(self, state: dict[str, Any], prefix: str) -> None:
+        """Raise ValueError unless the state has a tensor of the right shape for each parameter, or nothing at all.
+
+        Positions without their values would leave the layer with its own values at the places of another.
+        """
+        for name, own in self._parameters.items():
+            given = state.get(prefix + name)
+            if prefix + name in state and not isinstance(given, Tensor):
+                raise ValueError(f"the state holds a {type(given).__name__} as {name!r}, not a tensor")
+            if own is not None and given is not None and given.shape != own.shape:
+                found = f"{name!r} of shape {tuple(given.shape)}, this layer of {tuple(own.shape)}"
+                raise ValueError(f"the state holds {found}; sparsify with the same density")
+            if name in ("values", "scale", "shift") and prefix + EXTRA in state and given is None:
+                raise ValueError(f"the state holds positions without {name!r}, which belongs to them")
 
     def get_extra_state(self) -> Tensor:  # uint8
         """Return the identity of the layer, positions included, for its state_dict."""
@@ -125,6 +154,8 @@ class SupportedLayer(nn.Module):
             self._update_state(state, prefix, local_metadata)
             self._check_identity(state, prefix)
             problem = self._why_not_values(state, prefix)
+            if problem is None:
+                self._check_tensors(state, prefix)
         except ValueError as error:
             problem = str(error)
         if problem:
@@ -137,9 +168,9 @@ class SupportedLayer(nn.Module):
         if prefix + "positions" in state and prefix + EXTRA not in state:
             positions = state.pop(prefix + "positions")
             facts = metadata.get("dctps", {"shape": self._weight_shape(), "offset": self._offset_name()})
-            state[prefix + EXTRA] = identity.encode(
-                Support(tuple(facts["shape"]), positions, self.seed), facts["offset"]
-            )
+            support = Support(tuple(facts["shape"]), positions)
+            seed = self.seed if torch.equal(support.positions.cpu(), self._positions.cpu()) else None
+            state[prefix + EXTRA] = identity.encode(Support(support.shape, positions, seed), facts["offset"])
 
     def _check_identity(self, state: dict[str, Any], prefix: str) -> None:
         """Raise ValueError unless the state says that it is of a layer with this shape, offset and number of values."""

@@ -108,6 +108,8 @@ def backend_by_rule(geometry: Geometry, nnz: int, device: str = "cpu") -> str:
 def _can_measure(x: Tensor, offset: Offset | None, geometry: Geometry) -> bool:
     if torch.compiler.is_compiling() or isinstance(x, FakeTensor) or torch_func_is_active():
         return False
+    if torch._C._get_tracing_state() is not None:  # a trace would record the measurement, too
+        return False
     if _get_current_dispatch_mode() is not None:  # a mode that counts operations would count the measurement, too
         return False
     if os.environ.get("DCTPS_TUNE") == "0" or _measuring_is_off.get():

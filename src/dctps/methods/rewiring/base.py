@@ -172,6 +172,7 @@ def rewirable(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, D
     """The layers whose weights can move: those that train and are neither empty nor full."""
     training = {name: layer for name, layer in sparse_layers(model).items() if layer.values.requires_grad}
     check_known(training, optimizer)
+    check_apart(training)
     return {name: layer for name, layer in training.items() if 0 < layer.nnz < layer.support.size}
 
 
@@ -189,10 +190,15 @@ def check_known(layers: Mapping[str, DpsLayer], optimizer: torch.optim.Optimizer
         kind = type(optimizer).__name__
         raise ValueError(f"weights move with an optimiser of torch.optim that knows each of them, not with {kind}")
     known = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    seen: dict[int, str] = {}
     for name, layer in layers.items():
         if id(layer.values) not in known:
             raise ValueError(f"the optimiser does not hold the values of layer {name!r}; make it after sparsify")
+
+
+def check_apart(layers: Mapping[str, DpsLayer]) -> None:
+    """Raise ValueError if two layers share their values."""
+    seen: dict[int, str] = {}
+    for name, layer in layers.items():
         first = seen.setdefault(id(layer.values), name)
         if first != name:
             raise ValueError(f"layers {first!r} and {name!r} share their values, so their weights cannot move apart")
