@@ -31,7 +31,7 @@ def sizes(model: nn.Module) -> Sizes:
     for layer in model.modules():
         if isinstance(layer, SupportedLayer):
             parameters += _pruned(layer)
-            dense += _pruned(layer) * _values(layer).element_size()
+            dense += pruned_bytes(layer)
             code = coded_length(math.prod(layer._weight_shape()), len(layer.positions))
             file += code if layer.seed is None else 0
         if isinstance(layer, DpsLayer) and layer.alpha is not None:
@@ -43,12 +43,14 @@ def sizes(model: nn.Module) -> Sizes:
 
 def _saved(model: nn.Module) -> list[Tensor]:
     """Return the parameters and buffers that are part of the state, each once."""
-    names = model.state_dict(keep_vars=True).keys()
-    return [*model.parameters(), *(buffer for name, buffer in model.named_buffers() if name in names)]
+    apart = {id(m._buffers[name]) for m in model.modules() for name in m._non_persistent_buffers_set}
+    return [*model.parameters(), *(buffer for buffer in model.buffers() if id(buffer) not in apart)]
 
 
-def _values(layer: SupportedLayer) -> Tensor:
-    return layer.scale if isinstance(layer, SparseBatchNorm) else layer.get_parameter("values")
+def pruned_bytes(layer: SupportedLayer) -> int:
+    """Return how many more bytes the parameters of the layer of torch have."""
+    values = layer.scale if isinstance(layer, SparseBatchNorm) else layer.get_parameter("values")
+    return _pruned(layer) * values.element_size()
 
 
 def _pruned(layer: SupportedLayer) -> int:

@@ -53,9 +53,9 @@ class SupportedLayer(nn.Module):
 
     def _sign(self) -> None:
         """Make the fingerprint that of the positions; the buffer stays the same tensor, because others may hold it."""
-        old, new = self._buffers.get("fingerprint"), _fingerprint(self._positions)
+        old, new = self._buffers.get("fingerprint"), self._expected_fingerprint()
         if old is None or old.is_meta or old.is_inference():
-            self.register_buffer("fingerprint", new.to(self._positions.device), persistent=False)
+            self.register_buffer("fingerprint", new.to(self._positions.device, copy=True), persistent=False)
         else:
             old.detach().copy_(new)
 

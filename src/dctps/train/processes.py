@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import math
 import os
 from collections.abc import Iterator
 
@@ -11,8 +10,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from dctps.core.support import Support
-from dctps.nn.batchnorm import SparseBatchNorm
 from dctps.nn.dps_layer import DpsLayer
+from dctps.nn.sizes import pruned_bytes
+from dctps.nn.supported import SupportedLayer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,10 +92,8 @@ def processes(device: torch.device) -> Iterator[Processes]:
 def wire_bytes(model: nn.Module) -> tuple[int, int]:
     """Bytes of gradients that a process sends each step, and those of the dense network."""
     sent = sum(_bytes(p) for p in model.parameters() if p.requires_grad)
+    dense = sum(pruned_bytes(m) for m in model.modules() if isinstance(m, SupportedLayer))
     layers = [m for m in model.modules() if isinstance(m, DpsLayer)]
-    dense = sum((math.prod(m.geometry.weight_shape) - m.nnz) * m.values.element_size() for m in layers)
-    norms = [m for m in model.modules() if isinstance(m, SparseBatchNorm)]
-    dense += sum(2 * (m.num_features - m.nnz) * m.scale.element_size() for m in norms)
     alphas = sum(_bytes(m.alpha) for m in layers if isinstance(m.alpha, nn.Parameter))
     return sent, sent + dense - alphas
 
