@@ -59,7 +59,8 @@ def cases(draw):
     nnz = draw(st.sampled_from([1, 7, 100, 10**6]))
     layout = draw(st.sampled_from(list(LAYOUTS)))
     dtype = draw(st.sampled_from([torch.float64, torch.float64, torch.float32]))
-    return Case.of(geometry, spatial, draw(st.none() | recipes), draw(st.integers(1, 5)), nnz, dtype, layout)
+    batch = draw(st.integers(1, 5) | st.sampled_from([40, 67]))  # the large ones fill vectors with images
+    return Case.of(geometry, spatial, draw(st.none() | recipes), batch, nnz, dtype, layout)
 
 
 @given(cases(), st.sampled_from([1, 20_000, 10**6]))
@@ -100,6 +101,18 @@ def test_every_stage(transform, shape, layout):
     ]:
         recipe = None if transform is None else TransformOffset(transform, order, signs, rows, 4)
         Case.of(geometry, spatial, recipe, batch=3, nnz=50, layout=layout).check()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("shape", [name for name in SHAPES if "linear" not in name])
+@pytest.mark.parametrize("transform", [None, *TRANSFORMS])
+def test_images_that_fill_vectors(transform, shape, dtype):
+    """Small channels-last images are neighbours in the packed grid; the batch does not divide into whole vectors."""
+    weight, stride, padding, spatial = SHAPES[shape]
+    geometry = Geometry(weight, stride, padding, (1,) * len(spatial))
+    for order, signs in [("spatial", "none"), ("channel", "channel")]:
+        recipe = None if transform is None else TransformOffset(transform, order, signs, "lowest", 4)
+        Case.of(geometry, spatial, recipe, batch=67, nnz=50, dtype=dtype, layout="channels last").check()
 
 
 def kind(shape, **options):

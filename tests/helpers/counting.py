@@ -93,8 +93,6 @@ class Reference:
         stage = (
             stages.folded_product(offset, self.layer.values.dtype) if kind == "product" else stages.STAGES[kind](offset)
         )
-        if kind == "product" and stage.arguments[0][0] is not None and max(self.geometry.stride) > 1:
-            return self._gathered(stage)
         planes = self._at_pixels(lambda v: self._pointwise(stage, v), self._phases_read())
         m, terms, _ = stage.weights.shape
         source = np.arange(m * terms) if stage.source is None else stage.source
@@ -162,21 +160,6 @@ class Reference:
         g = self.geometry
         at = tuple(o * s + t * d - p for o, s, t, d, p in zip(place, g.stride, tap, g.dilation, g.padding, strict=True))
         return planes[at] if at in planes else np.zeros_like(next(iter(planes.values())))
-
-    def _gathered(self, stage) -> np.ndarray:
-        """Strided convolutions: the second factors and the taps are one matrix."""
-        first, second, signs = stage.arguments
-        ranks = self._at_pixels(
-            lambda v: np.concatenate(self._thinned(first, self._folded(v * signs, 2))), self._phases_read()
-        )
-        terms = [(stage.weights[:, r], second[r]) for r in range(2)]
-        matrix = np.concatenate([w[:, :, None] * b[:, None, :] for w, b in terms], axis=2)  # (m, T, ranks)
-
-        def column(place):
-            seen = np.concatenate([self._seen(ranks, place, tap) for tap in self._taps()])
-            return self._matrix(matrix.reshape(len(matrix), -1), seen)
-
-        return self._columns(column)
 
     def _separable(self) -> np.ndarray:
         """torch's way: pointwise convolutions at every pixel, group by group, then the taps."""

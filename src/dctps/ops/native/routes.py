@@ -70,7 +70,7 @@ class StagedRoute:
         return x_grad, values_grad, alpha.new_tensor(alpha_grad) if needs[2] else None
 
     def _compiled(self, x: Tensor) -> Any:
-        return compiled_offset(self.kind, self.offset, self.geometry, x.dtype)
+        return compiled_offset(self.kind, self.offset, x.dtype)
 
     def multiply_adds(self, x: Tensor, nnz: int) -> int:
         per_pixel, per_output = self._compiled(x).multiply_adds

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from dctps.base.cache import Cache
-from dctps.core.geometry import Geometry
 from dctps.core.patch_offset import PatchOffset
 from dctps.core.transforms import Spectrum, Walsh, Waves
 from dctps.ops.native import kernels
@@ -42,20 +41,19 @@ class Stage:
     source: np.ndarray | None = None  # (m R,) the plane that each term of each filter reads; by default one plane each
 
 
-def compiled_offset(kind: str, offset: PatchOffset, geometry: Geometry, dtype: torch.dtype) -> Any:
+def compiled_offset(kind: str, offset: PatchOffset, dtype: torch.dtype) -> Any:
     """Return the native object of an offset with a pointwise stage of this kind; layers of one shape share it."""
-    key = kind, offset, dtype, geometry.stride, geometry.dilation
-    return _compiled.get(key, lambda: _compile(kind, offset, geometry, dtype)).native
+    key = kind, offset, dtype
+    return _compiled.get(key, lambda: _compile(kind, offset, dtype)).native
 
 
-def _compile(kind: str, offset: PatchOffset, geometry: Geometry, dtype: torch.dtype) -> Compiled:
+def _compile(kind: str, offset: PatchOffset, dtype: torch.dtype) -> Compiled:
     stage = folded_product(offset, dtype) if kind == "product" else STAGES[kind](offset)
     weights = np.ascontiguousarray(stage.weights)
     source = np.arange(weights.shape[0] * weights.shape[1], dtype=np.int32) if stage.source is None else stage.source
     make = kernels.Offset32 if dtype == torch.float32 else kernels.Offset64
     native = make(*weights.shape, source, weights)
-    arguments = (*stage.arguments, geometry.pack()) if stage.constructor == "product" else stage.arguments
-    getattr(native, stage.constructor)(*arguments)
+    getattr(native, stage.constructor)(*stage.arguments)
     return Compiled(native, native.nbytes)
 
 

@@ -84,6 +84,34 @@ void radix4(T* z, long length, long block, const T* twiddle) {
     }
 }
 
+// Radix 8: two transforms of four rows, the odd one turned by the eighth roots of one.
+template <class T>
+void radix8(T* z, long length, long block, const T* twiddle) {
+  const long step = block / 8;
+  const Vec<T> root = splat(T(0.70710678118654752440));
+  for (long j = 0; j < step; j++, twiddle += 14)
+    for (long r = j; r < length; r += block) {
+      Complex<T> sums[4], differences[4];
+      for (int i = 0; i < 4; i++) {
+        const Complex<T> a = load_row(z, r + i * step), b = load_row(z, r + (i + 4) * step);
+        sums[i] = a + b, differences[i] = a - b;
+      }
+      const Complex<T> one = differences[1], three = differences[3];
+      differences[1] = {root * (one.re + one.im), root * (one.im - one.re)};
+      differences[2] = rotate(differences[2]);
+      differences[3] = {root * (three.im - three.re), -root * (three.re + three.im)};
+      Complex<T> out[8];
+      for (int odd = 0; odd < 2; odd++) {
+        const Complex<T>* v = odd ? differences : sums;
+        const Complex<T> even = v[0] + v[2], left = v[0] - v[2], other = v[1] + v[3], right = rotate(v[1] - v[3]);
+        out[odd] = even + other, out[4 + odd] = even - other;
+        out[2 + odd] = left + right, out[6 + odd] = left - right;
+      }
+      store_row(z, r, out[0]);
+      for (int q = 1; q < 8; q++) store_twisted(z, r + q * step, out[q], twiddle + 2 * (q - 1), step == 1);
+    }
+}
+
 constexpr int MAX_RADIX = 31;
 
 // Computes any odd radix r by its definition. The sums a_i + a_(r-i) and differences a_i - a_(r-i) halve the work.
@@ -124,7 +152,8 @@ template <class T>
 void transform(const Fourier<T>& f, T* z) {
   long block = f.length;
   for (int s = 0; s < f.stages; block /= f.radix[s++]) {
-    if (f.radix[s] == 4) radix4(z, f.length, block, f.twiddle[s]);
+    if (f.radix[s] == 8) radix8(z, f.length, block, f.twiddle[s]);
+    else if (f.radix[s] == 4) radix4(z, f.length, block, f.twiddle[s]);
     else if (f.radix[s] == 2) radix2(z, f.length, block, f.twiddle[s]);
     else radix_odd(z, f.length, block, f.radix[s], f.twiddle[s], f.root[s]);
   }

@@ -7,6 +7,7 @@
 namespace dctps {
 
 static constexpr long ALIGN = 16;  // elements of which rows and margins are multiples
+static constexpr long NEAR = 8;    // a chunk of interleaved images takes up to this many times the budget
 
 static long round_up(long value, long multiple) { return (value + multiple - 1) / multiple * multiple; }
 
@@ -88,16 +89,24 @@ bool Layout::reads_all() const {
   return taps.phases == long(taps.phase_of.size());
 }
 
-Chunks::Chunks(const Layer& layer, bool backward, long pixel_bytes, long budget, long lanes,
+// The images that are neighbours in the flat pixels: enough to fill vectors where all of their pixels stay near the
+// cores, else 1. Zeros between pixels cost the more the smaller an image is, and between vectors they cost nothing.
+static long interleaved(const Layer& layer, bool adjacent, long image_bytes, long budget, long lanes, int threads) {
+  const bool small = image_bytes * lanes <= NEAR * budget && layer.batch >= lanes * threads;
+  return adjacent && small && layer.taps > 1 && layer.phases <= MAX_PHASES && layer.axis[1].grid == 1 ? lanes : 1;
+}
+
+Chunks::Chunks(const Layer& layer, bool backward, long pixel_bytes, long budget, long lanes, bool adjacent,
                int threads) {
   const Axis& first = layer.axis[0];
   frame.row_pixels = layer.axis[1].grid * layer.axis[2].grid;
   const long image = first.grid * frame.row_pixels * pixel_bytes;
   const long rows = backward ? first.out + first.reach : first.out;  // the rows that bands would divide
   const long halo = backward ? 2 * first.reach : first.reach;
+  frame.inner = interleaved(layer, adjacent, image, budget, lanes, threads);
   long parts = std::max(1L, std::min((image + budget - 1) / budget, rows / std::max(1L, 2 * halo)));
   if (layer.batch < threads) parts = std::max(parts, std::min<long>(threads, rows / std::max(1L, 2 * halo)));
-  frame.banded = parts > 1;
+  frame.banded = parts > 1 && frame.inner == 1;
   if (frame.banded) {
     const long height = (rows + parts - 1) / parts;
     frame.images = 1, frame.rows = height + halo;
@@ -110,15 +119,19 @@ Chunks::Chunks(const Layer& layer, bool backward, long pixel_bytes, long budget,
   } else {
     const long pixels = std::max(1L, first.grid * frame.row_pixels), share = (layer.batch + threads - 1) / threads;
     const long wanted = std::max(budget / std::max(1L, image), (lanes + pixels - 1) / pixels);
-    frame.images = std::clamp(wanted, 1L, std::max(1L, share));
+    frame.images = frame.inner > 1 ? frame.inner : std::clamp(wanted, 1L, std::max(1L, share));
     frame.rows = first.grid;
     for (long i = 0; i < layer.batch; i += frame.images)
       list.push_back({i, std::min(frame.images, layer.batch - i), 0, first.grid, 0, rows});
   }
+  frame.row_pixels *= frame.inner;
   frame.reach = 0;
-  for (long t = 0; t < layer.taps; t++) frame.reach = std::max<long>(frame.reach, layer.tap_shift[t]);
-  frame.margin = round_up(frame.reach, ALIGN);
-  const long longest = frame.images * frame.rows * frame.row_pixels;
+  for (long t = 0; t < layer.taps; t++) {
+    shift.push_back(layer.tap_shift[t] * frame.inner);
+    frame.reach = std::max<long>(frame.reach, shift.back());
+  }
+  frame.margin = round_up(frame.reach, ALIGN) + ALIGN;
+  const long longest = (frame.images + frame.inner - 1) / frame.inner * frame.rows * frame.row_pixels;
   // A row has room for the last tile of vectors. Its length is an odd number of cache lines, so that rows do not
   // compete for the same place in the cache.
   frame.ld = round_up(frame.margin + longest + frame.reach + 6 * ALIGN, ALIGN);

@@ -33,11 +33,13 @@ struct Layout {  // a layer on inputs of one size
 };
 
 // The chunks of a batch. A chunk takes about `budget` bytes when a pixel of the grid takes `pixel_bytes`, and it has at
-// least `lanes` pixels. There are enough chunks for all threads.
+// least `lanes` pixels. There are enough chunks for all threads. Images are interleaved only where the channels of every
+// pixel are neighbours (`adjacent`); elsewhere that would copy single numbers.
 struct Chunks {
   Frame frame;
+  std::vector<int64_t> shift;  // (taps): shift of each kernel position in the flat pixels of the frame
   std::vector<Chunk> list;
-  Chunks(const Layer& layer, bool backward, long pixel_bytes, long budget, long lanes, int threads);
+  Chunks(const Layer& layer, bool backward, long pixel_bytes, long budget, long lanes, bool adjacent, int threads);
 };
 
 }  // namespace dctps

@@ -25,8 +25,7 @@ static void check(const Layout& layout, const OwnedOffset<T>* offset, const Spar
     throw std::invalid_argument("the sparse part belongs to another layer");
   if (offset && (offset->filters != a.filters || offset->taps != a.taps || offset->plan.kind == Kind::none ||
                  offset->plan.inputs != a.group_channels || a.groups != 1 ||
-                 (a.taps == 1 && offset->plan.planes != a.filters) ||
-                 (offset->plan.kind == Kind::product && offset->phases != a.tap_phase)))
+                 (a.taps == 1 && offset->plan.planes != a.filters)))
     throw std::invalid_argument("the offset belongs to another layer");
   if (threads < 1) throw std::invalid_argument("at least one thread");
 }
@@ -45,7 +44,7 @@ static void forward(const Numbers& geometry, const Array& x, const OwnedOffset<T
   const T* shift = vector<T>(bias, layout.layer.filters, "bias");
   if (y.size() == 0) return;
   const nb::gil_scoped_release release;
-  Job<T> job(layout, offset, T(alpha), sparse, weights, false, threads);
+  Job<T> job(layout, offset, T(alpha), sparse, weights, false, source.channel == 1 && out.channel == 1, threads);
   job.call.x = source, job.call.out = out, job.call.bias = shift;
   job.forward(threads);
 }
@@ -68,7 +67,7 @@ static double backward(const Numbers& geometry, const Array& y, const Array& x, 
     if (gradient) std::fill(gradient, gradient + sparse.count(), T(0));
     return 0;
   }
-  Job<T> job(layout, offset, T(alpha), sparse, weights, true, threads);
+  Job<T> job(layout, offset, T(alpha), sparse, weights, true, source.channel == 1 && upstream.channel == 1, threads);
   job.call.x = source, job.call.y = upstream, job.call.out = out;
   job.call.needs_x = x_grad.has_value(), job.call.needs_values = gradient != nullptr;
   job.call.needs_alpha = needs_alpha && offset;
@@ -85,15 +84,13 @@ static void bind(nb::module_& m, const char* name) {
            })
       .def("product",
            [](Own& self, const std::vector<std::optional<Floats>>& first, const std::vector<Floats>& second,
-              const Floats& signs, const Numbers& geometry) {
-             const Taps taps(geometry);
+              const Floats& signs) {
              std::vector<std::optional<Table>> thin;
              std::vector<Table> wide;
              for (const auto& factor : first) thin.push_back(factor ? std::optional(table(*factor)) : std::nullopt);
              for (const auto& factor : second) wide.push_back(table(factor));
              if (wide.empty() || wide.size() > 2) throw std::invalid_argument("one or two terms");
-             self.product(thin, wide, floats(signs), taps.tap_phase, taps.taps > 1 ? taps.phases : 1);
-             self.phases = taps.tap_phase;
+             self.product(thin, wide, floats(signs));
            })
       .def("fourier",
            [](Own& self, long length, const Indices& place, const Floats& signs, const Indices& frequency,

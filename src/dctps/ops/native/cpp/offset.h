@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <complex>
 #include <optional>
 #include <stdexcept>
 #include <utility>
@@ -24,20 +25,19 @@ struct OwnedOffset {
   long filters, terms, taps;
   std::vector<int32_t> source;  // (filters, terms): the plane that a term of a filter reads
   std::vector<T> weights;       // (filters, terms, taps): the weights of the depthwise stage
-  std::vector<int32_t> phases;  // (taps): the phases of the convolution for which a product was made
 
   OwnedOffset(long filters, long terms, long taps, std::vector<int32_t> source, const std::vector<double>& weights)
       : filters(filters), terms(terms), taps(taps), source(std::move(source)), weights(weights.begin(), weights.end()) {
     if (filters < 1 || terms < 1 || PLANES % terms || taps < 1 || long(this->source.size()) != filters * terms ||
         long(this->weights.size()) != filters * terms * taps)
       throw std::invalid_argument("sources and weights of the depthwise stage do not fit together");
+    find_turns(weights);
   }
   OwnedOffset(const OwnedOffset&) = delete;
 
-  // Makes the pointwise stage one product per term, with the (folded) channels of the term. In strided convolutions the
-  // second factors and the depthwise weights become one matrix; `tap_phase` is the phase of each kernel position.
+  // Makes the pointwise stage one product per term, with the (folded) channels of the term.
   void product(const std::vector<std::optional<Table>>& first, const std::vector<Table>& second,
-               const std::vector<double>& signs, const std::vector<int32_t>& tap_phase, long phases) {
+               const std::vector<double>& signs) {
     const bool thin = first[0].has_value(), folds = second.size() > 1;
     plan.thin = thin, plan.folds = folds, plan.parts = int(second.size());
     plan.inputs = long(signs.size()), plan.planes = filters * terms, plan.rank = 0;
@@ -53,11 +53,10 @@ struct OwnedOffset {
       if (first[i].has_value() != thin || (thin && first[i]->rows != part.rank) || second[i].rows != filters ||
           part.inputs != expected)
         throw std::invalid_argument("the factors do not fit together");
-      if (thin) part.first = packed(*first[i], false), part.first_adjoint = packed(*first[i], true);
       plan.rank += part.rank;
     }
-    if (phases > 1 && thin) gather(second, tap_phase, phases);
-    for (int i = 0; !plan.gathers && i < plan.parts; i++) {
+    if (thin) pack_first(first);
+    for (int i = 0; i < plan.parts; i++) {
       plan.part[i].second = packed(second[i], false);
       numbers.emplace_back();
       for (long k = 0; k < filters; k += PLANES / plan.parts)
@@ -78,7 +77,6 @@ struct OwnedOffset {
       first += plan.thin ? plan.part[i].rank * plan.part[i].inputs : 0;
       second += filters * plan.part[i].rank;
     }
-    if (plan.gathers) return {first, filters * taps * plan.rank};
     return {first + second, depthwise};
   }
 
@@ -128,33 +126,44 @@ struct OwnedOffset {
 
  private:
   long whole_length = 0;  // length of the Fourier transform before even and odd places become complex numbers
-  std::vector<Matrix<T>> gathered;
+  std::vector<Turn<T>> turns;
   std::vector<std::vector<T>> numbers;
   std::vector<std::vector<int32_t>> indices;
 
   static long transform_operations(long length) { return std::lround(double(length) * std::log2(double(length))); }
 
-  // Makes the matrix gather[k, (t, j)] = second[k, j] weights[k, r, t], where column j belongs to term r.
-  void gather(const std::vector<Table>& second, const std::vector<int32_t>& tap_phase, long phases) {
-    if (long(tap_phase.size()) != taps) throw std::invalid_argument("a phase for each kernel position is needed");
-    std::vector<double> whole, back;
-    for (long k = 0; k < filters; k++)
-      for (long t = 0; t < taps; t++)
-        for (long r = 0; r < terms; r++)
-          for (long j = 0; j < second[r].columns; j++)
-            whole.push_back(second[r].data[k * second[r].columns + j] * double(weights[(k * terms + r) * taps + t]));
-    plan.gathers = true;
-    plan.gather = packed({whole.data(), filters, taps * plan.rank}, false);
-    for (long f = 0; f < phases; f++) {
-      back.clear();
-      for (long t = 0; t < taps; t++)
-        for (long k = 0; tap_phase[t] == f && k < filters; k++) {
-          const double* row = whole.data() + (k * taps + t) * plan.rank;
-          back.insert(back.end(), row, row + plan.rank);
-        }
-      gathered.push_back(packed({back.data(), long(back.size()) / plan.rank, plan.rank}, true));
+  // Packs the first factors of both parts. Those of the odd part get rows and columns of zeros, so that one loop serves
+  // both parts.
+  void pack_first(const std::vector<std::optional<Table>>& first) {
+    long rank = 0, inputs = 0;
+    for (const auto& table : first) rank = std::max(rank, table->rows), inputs = std::max(inputs, table->columns);
+    for (size_t i = 0; i < first.size(); i++) {
+      std::vector<double> whole(rank * inputs, 0.0);
+      for (long j = 0; j < first[i]->rows; j++)
+        std::copy_n(first[i]->data + j * first[i]->columns, first[i]->columns, whole.begin() + j * inputs);
+      plan.part[i].first = packed({whole.data(), rank, inputs}, false);
+      plan.part[i].first_adjoint = packed({whole.data(), rank, inputs}, true);
     }
-    plan.gather_adjoint = gathered.data();
+  }
+
+  // Finds the turns of a 3 x 3 kernel: weights that, as complex numbers w0 - i w1, are column_i exp(i (j - 1) angle).
+  void find_turns(const std::vector<double>& weights) {
+    if (taps != 9 || terms != 2) return;
+    for (long k = 0; k < filters; k++) {
+      auto at = [&](long t) { return std::complex<double>(weights[k * 18 + t], -weights[k * 18 + 9 + t]); };
+      const std::complex<double> middle = at(4), turn = std::abs(middle) > 0 ? at(5) / middle : 1.0;
+      for (long t = 0; t < 9; t++) {
+        const std::complex<double> expected = at(t / 3 * 3 + 1) * std::pow(turn, double(t % 3 - 1));
+        if (std::abs(expected - at(t)) > 1e-11 * std::abs(middle)) return turns.clear();
+      }
+      if (std::abs(std::abs(turn) - 1) > 1e-11) return turns.clear();
+      turns.push_back({T(turn.real()), T(turn.imag()), {}, {}});
+      for (long i = 0; i < 3; i++)
+        turns.back().real[i] = T(at(3 * i + 1).real()), turns.back().imaginary[i] = T(at(3 * i + 1).imag());
+    }
+    for (long i = 0; i < filters * terms; i++)
+      if (source[i] != i) return turns.clear();
+    plan.turns = turns.data();
   }
 
   // Stores a table for as long as the offset lives.
@@ -200,7 +209,7 @@ struct OwnedOffset {
     f.length = length;
     if (length < 1) throw std::invalid_argument("a transform of length 0");
     for (long rest = length, block = length; rest > 1;) {
-      int radix = rest % 4 == 0 ? 4 : 2;
+      int radix = rest % 8 == 0 && rest != 16 ? 8 : rest % 4 == 0 ? 4 : 2;  // 16 is 4 x 4
       while (rest % radix) radix++;
       if (radix > 31 || f.stages == MAX_STAGES) throw std::invalid_argument("a prime factor above 31");
       f.radix[f.stages] = radix;

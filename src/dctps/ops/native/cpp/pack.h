@@ -54,10 +54,10 @@ inline long index_along(const Side& side, int axis, long coordinate) {  // -1 ou
 
 // Makes the map of a chunk. Rows outside of low .. high count as outside of the tensor.
 template <class T>
-void locate(const Layer& layer, const Chunk& chunk, const Side& side, const View<T>& view, long low, long high,
-            Map& map) {
+void locate(const Layer& layer, const Frame& frame, const Chunk& chunk, const Side& side, const View<T>& view, long low,
+            long high, Map& map) {
   int64_t* to = map.source;
-  for (long i = 0; i < chunk.images; i++)
+  for (long i = 0; i < chunk.images; i += frame.inner)
     for (long v = 0; v < chunk.rows; v++) {
       const long u = chunk.base + v, i0 = u >= low && u < high ? index_along(side, 0, u) : -1;
       for (long j = 0; j < layer.axis[1].grid; j++) {
@@ -65,7 +65,9 @@ void locate(const Layer& layer, const Chunk& chunk, const Side& side, const View
         const int64_t row = (chunk.image + i) * view.batch + i0 * view.axis[0] + i1 * view.axis[1];
         for (long k = 0; k < layer.axis[2].grid; k++) {
           const long i2 = index_along(side, 2, k);
-          *to++ = i0 < 0 || i1 < 0 || i2 < 0 ? -1 : row + i2 * view.axis[2];
+          const bool outside = i0 < 0 || i1 < 0 || i2 < 0;
+          for (long l = 0; l < frame.inner; l++)
+            *to++ = outside || i + l >= chunk.images ? -1 : row + l * view.batch + i2 * view.axis[2];
         }
       }
     }
@@ -129,10 +131,13 @@ inline void transpose(Vec<T>* rows) {
   }
 }
 
+constexpr long NEAR = 16 << 10;  // bytes up to which the pixels of the next turn are fetched ahead of it
+
 // Packs all whole blocks of channels. Channels are the inner loop, because neighbours share a cache line of the tensor.
 template <class T>
 void pack_blocks(const Map& map, const T* data, long channels, T* grid, long ld) {
   constexpr long W = WIDTH<T>;
+  const bool near = 2 * W * channels * long(sizeof(T)) <= NEAR;
   for (long p = 0; p < map.pixels; p += 2 * W)
     for (long c = 0; c + W <= channels; c += W)
       for (long half = p; half < p + 2 * W; half += W) {
@@ -140,28 +145,34 @@ void pack_blocks(const Map& map, const T* data, long channels, T* grid, long ld)
         for (long j = 0; j < W; j++) {
           const int64_t source = half + j < map.pixels ? map.source[half + j] : -1;
           rows[j] = source < 0 ? Vec<T>{} : load(data + source + c);
+          if (near && half + j + 2 * W < map.pixels) __builtin_prefetch(data + map.source[half + j + 2 * W] + c);
         }
         transpose<T>(rows);
         for (long b = 0; b < W; b++) store(grid + (c + b) * ld + half, rows[b]);
       }
 }
 
-// Unpacks N neighbouring blocks of channels. Two of them fill a cache line, which streaming must write as a whole.
-template <class T, int N, bool STREAM>
-inline void unpack_line(const Map& map, long p, const T* grid, long ld, const T* bias, T* data) {
-  constexpr long W = WIDTH<T>;
-  Vec<T> rows[N][W], add[N];
-  for (int n = 0; n < N; n++) {
-    for (long b = 0; b < W; b++) rows[n][b] = load(grid + (n * W + b) * ld + p);
-    transpose<T>(rows[n]);
-    add[n] = bias ? load(bias + n * W) : Vec<T>{};
+constexpr long STAGED = 128;  // channels that are staged at a time: so many of W pixels stay in the first-level cache
+
+// Unpacks the pixels p to p + W for `count` channels, whole blocks. They are staged pixel by pixel in the first-level
+// cache, so that the tensor is written in long runs, which its cache lines and pages reward.
+template <class T, bool STREAM>
+inline void unpack_pixels(const Map& map, long p, const T* grid, long ld, long count, const T* bias, T* data) {
+  constexpr long W = WIDTH<T>, LD = STAGED + W;
+  alignas(64) T stage[W * LD];
+  for (long c = 0; c < count; c += W) {
+    Vec<T> rows[W];
+    for (long b = 0; b < W; b++) rows[b] = load(grid + (c + b) * ld + p);
+    transpose<T>(rows);
+    const Vec<T> add = bias ? load(bias + c) : Vec<T>{};
+    for (long j = 0; j < W; j++) store<T>(stage + j * LD + c, rows[j] + add);
   }
   for (long j = 0; j < W && p + j < map.pixels; j++) {
     if (map.source[p + j] < 0) continue;
-    for (int n = 0; n < N; n++) {
-      T* to = data + map.source[p + j] + n * W;
-      if (STREAM) stream<T>(to, rows[n][j] + add[n]);
-      else store<T>(to, rows[n][j] + add[n]);
+    T* to = data + map.source[p + j];
+    for (long c = 0; c < count; c += W) {
+      const Vec<T> v = load(stage + j * LD + c);
+      STREAM ? stream<T>(to + c, v) : store<T>(to + c, v);
     }
   }
 }
@@ -169,13 +180,12 @@ inline void unpack_line(const Map& map, long p, const T* grid, long ld, const T*
 template <class T, bool STREAM>
 void unpack_blocks(const Map& map, const T* grid, long ld, long channels, const T* bias, T* data) {
   constexpr long W = WIDTH<T>;
-  for (long p = 0; p < map.pixels; p += W) {
-    long c = 0;
-    for (; c + 2 * W <= channels; c += 2 * W)
-      unpack_line<T, 2, STREAM>(map, p, grid + c * ld, ld, bias ? bias + c : nullptr, data + c);
-    for (; c + W <= channels; c += W)
-      unpack_line<T, 1, STREAM>(map, p, grid + c * ld, ld, bias ? bias + c : nullptr, data + c);
-  }
+  const long whole = channels / W * W;
+  for (long p = 0; p < map.pixels; p += W)
+    for (long c = 0; c < whole; c += STAGED) {
+      const long count = whole - c < STAGED ? whole - c : STAGED;
+      unpack_pixels<T, STREAM>(map, p, grid + c * ld, ld, count, bias ? bias + c : nullptr, data + c);
+    }
 }
 
 // --- all channels ---------------------------------------------------------------------------------------------------

@@ -1,7 +1,9 @@
 // The data of a call: plain numbers and pointers, shared by the code of all instruction sets.
 //
 // A chunk of the batch is some images, or some rows of one image. It is packed as [channel][phase][flat pixel] on a
-// grid padded with zeros. A stride s divides the input into s phases per axis; pixels that are s apart in the input are
+// grid padded with zeros. Flat pixels have the order (image, pixel) or, where images are small and neighbouring images
+// fill the vectors, (pixel, image): then every shift is a whole number of vectors, and what lies between the lines of
+// pixels is never computed. A stride s divides the input into s phases per axis; pixels that are s apart in the input are
 // neighbours in a phase. Whatever stride, padding and dilation are, kernel position t then reads phase[t] at the
 // constant distance shift[t] in the flat pixels:
 //
@@ -17,6 +19,7 @@ namespace dctps {
 
 constexpr int AXES = 3;     // spatial axes; layers with fewer have axes of size one
 constexpr int MAX_STAGES = 40;  // largest number of stages of a Fourier transform
+constexpr int MAX_PHASES = 16;  // largest number of phases of interleaved images
 constexpr int ROWS = 6;     // rows of a tile of a matrix product
 constexpr int PLANES = 24;  // planes that a matrix product and the depthwise stage process at a time
 
@@ -45,16 +48,23 @@ struct Layer {  // the geometry of a layer on inputs of one size
 struct Frame {  // the layout in memory that all chunks of a call have
   long images, rows;  // largest numbers of images and of rows in a chunk
   bool banded;        // whether chunks are bands of rows of one image
+  long inner;         // images that are neighbours in the flat pixels; 1 where pixels are neighbours
   long reach;         // the largest shift
   long margin, ld;    // number of zeros before the pixels of a row, and of elements from one row to the next
-  long row_pixels;    // pixels of one row of the first axis
+  long row_pixels;    // flat pixels of one row of the first axis
+};
+
+struct Lines {  // flat pixels: `count` lines of `length` pixels, `step` apart
+  long first, step, count, length;
 };
 
 struct Chunk {
   long image, images;  // first image and number of images
   long base, rows;  // first row (in output coordinates) and number of rows of each image
   long low, high;   // rows whose results this chunk writes
-  __attribute__((always_inline)) long pixels(const Frame& f) const { return images * rows * f.row_pixels; }
+  __attribute__((always_inline)) long pixels(const Frame& f) const {
+    return (images + f.inner - 1) / f.inner * rows * f.row_pixels;
+  }
 };
 
 template <class T>
@@ -110,8 +120,18 @@ template <class T>
 struct Part {  // one term: the product second * first of two thin factors, or `second` alone
   long inputs, rank;  // columns of `first` and of `second`; they are equal where there is no `first`
   long start, rank_start;  // its first row among the folded channels, and among the ranks of all parts
-  Matrix<T> first, first_adjoint, second;
+  Matrix<T> first, first_adjoint, second;  // the first factors of both parts have as many rows, some of them zeros
   const T* second_adjoint;  // the transpose in blocks of PLANES / terms columns, each packed as a Matrix
+};
+
+// The depthwise stage of a 3 x 3 kernel whose weights are waves. The two planes of a filter are the real and imaginary
+// part of z, and its weights, as complex numbers, are column_i exp(i (j - 1) angle) for kernel position (i, j):
+//
+//     h(p) = sum_j exp(i (j - 1) angle) z(p + j);    y(p) = Re sum_i column_i h(p + i rows)
+template <class T>
+struct Turn {
+  T cosine, sine;  // of the angle
+  T real[3], imaginary[3];  // column_i
 };
 
 template <class T>
@@ -124,11 +144,7 @@ struct Offset {
   int parts;
   Part<T> part[2];
   long rank;  // sum of the ranks of all parts
-  // Strided convolutions have fewer outputs than inputs, so one product for both stages costs less than the planes. It
-  // is y = gather * (first x, as each kernel position reads it); its columns have the order (kernel position, rank).
-  bool gathers;
-  Matrix<T> gather;
-  const Matrix<T>* gather_adjoint;  // (phases): columns have the order (kernel position of the phase, filter)
+  const Turn<T>* turns;  // (filters), or null where the depthwise weights are no waves
   Fourier<T> fourier;  // if the kind is fourier
   // if the kind is hadamard:
   long length;
@@ -143,11 +159,11 @@ struct Call {
   const Offset<T>* offset;  // null without an offset
   T alpha;
   Rows<T> taps, taps_adjoint;      // the depthwise stage; empty where there is one kernel position
+  bool turns;                      // whether it is computed by turns; `taps` then reads the two rows of h
+  long turn_row, turn_column;      // shifts of the next row and column of the kernel
   Rows<T> sparse, sparse_adjoint;  // S by (filter), and by (channel, phase)
   const int32_t* steps;            // starts of the rows of a phase: 0, 1, 2, ... times phases * ld
   const int32_t* plane_steps;      // starts of the planes of a term: 0, 1, 2, ... times terms * phases * ld
-  const int32_t* gathered;         // starts of the rows that `gather` reads
-  const int32_t* const* gathered_adjoint;  // starts of the rows that `gather_adjoint` reads, for each phase
   View<const T> x, y;              // the input, and the gradient of the output
   View<T> out;                     // the output, or the gradient of the input
   const T* bias;                   // null without a bias

@@ -1,6 +1,7 @@
 // Weighted sums and dot products of shifted rows of pixels. The sparse part and the depthwise stage consist of them.
 #pragma once
 
+#include "lines.h"
 #include "plan.h"
 #include "simd.h"
 
@@ -8,35 +9,50 @@ namespace dctps::DCTPS_ISA {
 
 constexpr int TILE = 6;  // vectors of a row that stay in registers while its entries are summed
 
+template <class T>
+struct Sum {  // a weighted sum of shifted rows of `source`
+  const Entry<T>*entry, *end;
+  const T* source;
+};
+
+template <class T>
+inline Sum<T> sum_of(const Rows<T>& list, long row, const T* source) {
+  return {list.entries + list.start[row], list.entries + list.start[row + 1], source};
+}
+
 template <class T, int N>
-inline void combine_tile(const Entry<T>* entry, const Entry<T>* end, const T* source, const T* keep, T* row) {
-  Vec<T> sums[N];
-  for (int j = 0; j < N; j++) sums[j] = keep ? *keep * load(row + j * WIDTH<T>) : Vec<T>{};
-  for (; entry != end; entry++) {
-    const T* shifted = source + entry->offset;
+inline void add_entries(const Sum<T>& list, long p, Vec<T> (&sums)[N]) {
+  for (const Entry<T>* entry = list.entry; entry != list.end; entry++) {
+    const T* shifted = list.source + entry->offset + p;
     const Vec<T> weight = splat(entry->weight);
     for (int j = 0; j < N; j++) sums[j] += weight * load(shifted + j * WIDTH<T>);
   }
-  for (int j = 0; j < N; j++) store(row + j * WIDTH<T>, sums[j]);
 }
 
 template <class T>
 constexpr const T* NOTHING = nullptr;  // a pointer to no factor, where nothing is kept
 
-// out[i] = keep * out[i] + the sum of weight * source[offset ...] over the entries of row i, for rows `from` to `to`.
-// Where `keep` is NOTHING, out[i] is not read. A factor of zero is not the same: zero times an infinity is a NaN.
+// row = keep * row + the sums. Where `keep` is NOTHING, the row is not read. A factor of zero is not the same: zero
+// times an infinity is a NaN.
 template <class T>
-void combine(const Rows<T>& list, long from, long to, const T* source, const T* keep, T* out, long ld, long pixels) {
-  constexpr long W = WIDTH<T>;
-  for (long i = from; i < to; i++) {
-    const Entry<T>*entry = list.entries + list.start[i], *end = list.entries + list.start[i + 1];
-    if (entry == end && keep && *keep == T(1)) continue;
-    T* row = out + (i - from) * ld;
-    long p = 0;
-    for (; p + (TILE - 1) * W < pixels; p += TILE * W) combine_tile<T, TILE>(entry, end, source + p, keep, row + p);
-    // The rest goes in pairs of vectors, because the transforms read pairs, in which every lane must hold a number.
-    for (; p < pixels; p += 2 * W) combine_tile<T, 2>(entry, end, source + p, keep, row + p);
-  }
+inline void combine_row(const Sum<T>& a, const Sum<T>& b, const T* keep, T* row, const Lines& lines) {
+  if (a.entry == a.end && b.entry == b.end && keep && *keep == T(1)) return;
+  each_tile<T, TILE>(lines, [&](long p, auto vectors) {
+    constexpr int N = vectors.count;
+    Vec<T> sums[N];
+    for (int j = 0; j < N; j++) sums[j] = keep ? *keep * load(row + p + j * WIDTH<T>) : Vec<T>{};
+    add_entries<T, N>(a, p, sums);
+    add_entries<T, N>(b, p, sums);
+    for (int j = 0; j < N; j++) store(row + p + j * WIDTH<T>, sums[j]);
+  });
+}
+
+// out[i] = keep * out[i] + the sum of weight * source[offset ...] over the entries of row i, for rows `from` to `to`.
+template <class T>
+void combine(const Rows<T>& list, long from, long to, const T* source, const T* keep, T* out, long ld,
+             const Lines& lines) {
+  for (long i = from; i < to; i++)
+    combine_row(sum_of(list, i, source), Sum<T>{}, keep, out + (i - from) * ld, lines);
 }
 
 template <class T>
@@ -80,14 +96,18 @@ void dots(const Rows<T>& list, const T* y, long ld, const T* source, const int64
   }
 }
 
-// The dot product of two rows.
+// The dot product of two rows over the pixels of the lines.
 template <class T>
-double dot(const T* a, const T* b, long pixels) {
-  Vec<T> sums = {};
-  long p = 0;
-  for (; p + WIDTH<T> <= pixels; p += WIDTH<T>) sums += load(a + p) * load(b + p);
-  double total = double(sum<T>(sums));
-  for (; p < pixels; p++) total += double(a[p]) * double(b[p]);
+double dot(const T* a, const T* b, const Lines& lines) {
+  double total = 0;
+  for (long i = 0; i < lines.count; i++) {
+    const long first = lines.first + i * lines.step, last = first + lines.length;
+    Vec<T> sums = {};
+    long p = first;
+    for (; p + WIDTH<T> <= last; p += WIDTH<T>) sums += load(a + p) * load(b + p);
+    total += double(sum<T>(sums));
+    for (; p < last; p++) total += double(a[p]) * double(b[p]);
+  }
   return total;
 }
 

@@ -7,6 +7,7 @@
 #include "layout.h"
 #include "offset.h"
 #include "parallel.h"
+#include "scratch.h"
 #include "sparse.h"
 
 namespace dctps {
@@ -22,9 +23,7 @@ template <class T>
 struct Lists {  // the multiply-adds of a call as rows of entries (offset, weight)
   std::vector<int32_t> starts[4];
   std::vector<Entry<T>> entries[4];
-  std::vector<int32_t> steps, plane_steps, gathered;
-  std::vector<std::vector<int32_t>> gathered_adjoint;
-  std::vector<const int32_t*> gathered_pointers;
+  std::vector<int32_t> steps, plane_steps;
 
   Rows<T> rows(int i) const { return {starts[i].data(), entries[i].data(), long(starts[i].size()) - 1}; }
 
@@ -49,6 +48,23 @@ struct Lists {  // the multiply-adds of a call as rows of entries (offset, weigh
     call.taps = rows(0), call.taps_adjoint = rows(1);
   }
 
+  // Lists the rows of the kernel: each filter reads the two rows of h, see `Turn`.
+  void turns(Call<T>& call, const OwnedOffset<T>& o) {
+    const Layer& l = call.layer;
+    call.turns = true, call.turn_row = l.tap_shift[3], call.turn_column = l.tap_shift[1];
+    for (long k = 0; k < o.filters; k++) {
+      const Turn<T>& turn = o.plan.turns[k];
+      starts[0].push_back(int32_t(6 * k));
+      for (long i = 0; i < 3; i++) {
+        const int32_t at = int32_t(i * call.turn_row);
+        entries[0].push_back({at, call.alpha * turn.real[i]});
+        entries[0].push_back({int32_t(at + call.frame.ld), -call.alpha * turn.imaginary[i]});
+      }
+    }
+    starts[0].push_back(int32_t(6 * o.filters));
+    call.taps = rows(0);
+  }
+
   // Lists where the rows of matrix products begin.
   void products(Call<T>& call, const Offset<T>& o) {
     const Layer& l = call.layer;
@@ -56,16 +72,6 @@ struct Lists {  // the multiply-adds of a call as rows of entries (offset, weigh
     for (long k = 0; k < most; k++) steps.push_back(int32_t(k * l.phases * ld));
     for (long k = 0; k < PLANES; k++) plane_steps.push_back(int32_t(k * (l.taps > 1 ? o.parts * l.phases : 1) * ld));
     call.steps = steps.data(), call.plane_steps = plane_steps.data();
-    if (!o.gathers) return;
-    gathered_adjoint.resize(l.phases);
-    for (long t = 0; t < l.taps; t++) {
-      for (long j = 0; j < o.rank; j++)
-        gathered.push_back(int32_t((j * l.phases + l.tap_phase[t]) * ld + l.tap_shift[t]));
-      for (long k = 0; k < l.filters; k++)
-        gathered_adjoint[l.tap_phase[t]].push_back(int32_t(k * ld - l.tap_shift[t]));
-    }
-    for (const auto& rows : gathered_adjoint) gathered_pointers.push_back(rows.data());
-    call.gathered = gathered.data(), call.gathered_adjoint = gathered_pointers.data();
   }
 
   // Lists the sparse part.
@@ -95,25 +101,37 @@ struct Job {  // one call, forwards or backwards
   Lists<T> lists;
 
   Job(const Layout& layout, const OwnedOffset<T>* offset, T alpha, const Sparse& sparse, const T* values, bool backward,
-      int threads)
+      bool adjacent, int threads)
       : chunks(layout.layer, backward, bytes_per_pixel(layout.layer, offset, backward), cache_budget(),
-               kernels<T>().lanes, threads) {
+               lanes(offset), adjacent, threads) {
     call.layer = layout.layer, call.frame = chunks.frame, call.alpha = alpha;
+    call.layer.tap_shift = chunks.shift.data();
     const long widest = std::max({call.layer.filters, call.layer.channels() * call.layer.phases,
-                                  offset && !offset->plan.gathers ? offset->plan.planes * call.layer.phases : 0L});
+                                  offset ? offset->plan.planes * call.layer.phases : 0L});
     if (widest > INT32_MAX / call.frame.ld) throw std::invalid_argument("a layer too large for its chunk");
     if (offset) {
       call.offset = &offset->plan;
       if (offset->plan.kind == Kind::product) lists.products(call, offset->plan);
-      if (call.layer.taps > 1 && !offset->plan.gathers) lists.depthwise(call, *offset);
+      if (turns(*offset)) lists.turns(call, *offset);
+      else if (call.layer.taps > 1) lists.depthwise(call, *offset);
     }
     lists.sparse(call, sparse, values, backward);
+  }
+
+  bool turns(const OwnedOffset<T>& offset) const {  // whether the kernel is 3 x 3 without a stride and its weights turn
+    const Layer& l = call.layer;
+    return offset.plan.turns && l.phases == 1 && l.axis[0].kernel == 3 && l.axis[2].kernel == 3;
+  }
+
+  // Pixels that the stages take at a time: a pair of vectors in the Hadamard transform, else a vector.
+  static long lanes(const OwnedOffset<T>* offset) {
+    return offset && offset->plan.kind == Kind::hadamard ? kernels<T>().lanes : kernels<T>().lanes / 2;
   }
 
   static long bytes_per_pixel(const Layer& l, const OwnedOffset<T>* o, bool backward) {
     const long inputs = l.channels() * l.phases;
     long rows = l.filters + inputs * (backward ? 2 : 1);
-    if (o && o->plan.kind == Kind::product) rows += ((o->plan.thin ? o->plan.rank : 0) + (o->plan.folds ? o->plan.inputs : 0)) * l.phases;
+    if (o && o->plan.kind == Kind::product) rows += o->plan.folds ? o->plan.rank * l.phases : 0;
     else if (o && l.taps > 1) rows += o->plan.planes * l.phases;
     return rows * long(sizeof(T));
   }
@@ -147,12 +165,9 @@ struct Job {  // one call, forwards or backwards
   }
 
  private:
-  static T* scratch(long elements) {  // aligned memory of this thread, kept for the next call
-    static thread_local std::vector<T> own;
-    constexpr size_t line = 64 / sizeof(T);
-    if (own.size() < size_t(elements) + line) own = std::vector<T>(size_t(elements) + line);
-    const size_t address = reinterpret_cast<size_t>(own.data()), aligned = (address + 63) / 64 * 64;
-    return own.data() + (aligned - address) / sizeof(T);
+  static T* scratch(long elements) {  // memory of this thread, kept for the next call
+    static thread_local Scratch own;
+    return static_cast<T*>(own.at_least(size_t(elements) * sizeof(T)));
   }
 };
 
