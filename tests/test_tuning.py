@@ -6,34 +6,18 @@ import math
 import pytest
 import torch
 import torch.utils.checkpoint
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import dctps
 from dctps import DpsConv2d, DpsLinear
-from dctps.ops import autotune, functional, native
+from dctps.ops import autotune, functional, measurement, native, stored_times
 from dctps.ops.functional import backends
-
-FAST = "torch" if native.kernels is None else "native"
+from helpers.tuning import ALL, FAST, UNDISTURBED, forget, isolate, measuring, surroundings
 
 
 @pytest.fixture(autouse=True)
-def _measuring(monkeypatch, tmp_path):
-    monkeypatch.setenv("DCTPS_TUNE", "1")
-    monkeypatch.setenv("DCTPS_CACHE", str(tmp_path))
-    monkeypatch.delenv("DCTPS_BACKEND", raising=False)
-    monkeypatch.setattr(autotune, "_times", {})
-    monkeypatch.setattr(autotune, "_preferred", {})
-
-
-def measuring(monkeypatch, **times):
-    """Times instead of measurements, and a list of what was asked for."""
-    asked = []
-
-    def time_backends(case, backends):
-        asked.extend(backends)
-        return {backend: times[backend] for backend in backends}
-
-    monkeypatch.setattr(autotune, "_time_backends", time_backends)
-    return asked
+def _isolated(monkeypatch, tmp_path):
+    isolate(monkeypatch, tmp_path)
 
 
 def choice(layer, *shape):
@@ -52,7 +36,7 @@ def test_one_measurement_per_case(monkeypatch):
     for _ in range(3):
         choice(layer, 2, 8, 5, 5)
     choice(DpsConv2d(8, 8, 3, nnz=5, seed=9), 2, 8, 5, 5)  # another layer of the same shape and size
-    assert asked == ["dense", FAST]
+    assert asked == ALL
     for other in [(3, 8, 5, 5), (2, 8, 6, 5)]:
         choice(layer, *other)
     layer.chosen_backend(torch.randn(2, 8, 5, 5, requires_grad=True))
@@ -62,7 +46,7 @@ def test_one_measurement_per_case(monkeypatch):
     layer.chosen_backend(torch.randn(2, 8, 5, 5).contiguous(memory_format=torch.channels_last))
     with torch.no_grad():
         choice(layer, 2, 8, 5, 5)
-    assert asked == ["dense", FAST] * 9
+    assert asked == ALL * 9
 
 
 def test_batches_of_nearly_one_size_share_a_measurement(monkeypatch):
@@ -72,7 +56,7 @@ def test_batches_of_nearly_one_size_share_a_measurement(monkeypatch):
         choice(layer, rows, 64)
     for images in range(9, 17):
         choice(convolution, images, 8, 5, 5)
-    assert asked == ["dense", FAST] * 2
+    assert asked == ALL * 2
 
 
 @pytest.mark.parametrize(
@@ -87,11 +71,11 @@ def test_batches_of_nearly_one_size_share_a_measurement(monkeypatch):
 def test_a_few_images_decide_where_they_can(few, images, expected, monkeypatch):
     asked = []
 
-    def time_backends(case, backends):
+    def time(case, contenders):
         asked.append(case.shape[0])
-        return dict(zip(["dense", FAST], few if case.shape[0] == 16 else (9.0, 8.0), strict=True))
+        return dict(zip(contenders, (*(few if case.shape[0] == 16 else (9.0, 8.0)), 5.0), strict=True))
 
-    monkeypatch.setattr(autotune, "_time_backends", time_backends)
+    monkeypatch.setattr(measurement, "_time", time)
     assert choice(DpsConv2d(8, 8, 3, nnz=5), 200, 8, 5, 5) == expected
     assert asked == images
 
@@ -106,8 +90,24 @@ def test_a_backend_that_fails_is_not_chosen(monkeypatch):
     assert choice(DpsLinear(64, 32, nnz=5), 5, 64) == "dense"  # by the rule: nothing could be measured
 
 
-@pytest.mark.parametrize("context", ["checkpoint", "vmap", "grad", "meta", "autocast", "inference", "hooks"])
-def test_measuring_inside_of_other_contexts(context):
+class Counter(TorchDispatchMode):
+    """A mode that lists the operators that run."""
+
+    def __init__(self):
+        super().__init__()
+        self.ran = []
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        self.ran.append(operator.name())
+        return operator(*args, **(kwargs or {}))
+
+
+CONTEXTS = ["checkpoint", "vmap", "grad", "meta", "autocast", "inference", "hooks", "mode"]
+
+
+@pytest.mark.parametrize("context", CONTEXTS)
+def test_measuring_inside_of_other_contexts(context, monkeypatch):
+    seen = surroundings(monkeypatch)
     layer, x = DpsLinear(64, 32, nnz=5), torch.randn(4, 64)
     expected = DpsLinear(64, 32, nnz=5, backend="dense")(x)
     if context == "checkpoint":
@@ -126,10 +126,23 @@ def test_measuring_inside_of_other_contexts(context):
             "meta": torch.device("meta"),
             "autocast": torch.autocast("cpu", torch.bfloat16),
             "inference": torch.inference_mode(),
+            "mode": Counter(),
         }
         with contexts[context]:
             y = layer(x)
     torch.testing.assert_close(y.float(), expected, rtol=0.02, atol=0.02)
+    assert seen == ([] if context in ("vmap", "grad") else [UNDISTURBED])  # W is built for torch.func, whatever is fast
+
+
+def test_a_mode_does_not_see_the_measurement():
+    layer, x = DpsLinear(64, 32, nnz=5), torch.randn(4, 64)
+    layer(torch.randn(9, 64))
+    with Counter() as measured:
+        layer(x)
+    with Counter() as known:
+        layer(x)
+    assert measured.ran == known.ran
+    assert len(stored_times.used_times()) == 2
 
 
 def test_other_devices_never_get_the_native_kernels():
@@ -141,41 +154,41 @@ def test_choices_of_another_installation_do_not_bind(monkeypatch):
     measuring(monkeypatch, dense=2.0, **{FAST: 1.0})
     layer = DpsLinear(64, 32, nnz=5)
     choice(layer, 4, 64)
-    (name,) = autotune.used_times()
+    (name,) = stored_times.used_times()
     for table in ({"gpu": 0.1, "dense": 1.0}, {}):
-        autotune.prefer_times({name: table})
+        stored_times.prefer_times({name: table})
         assert choice(layer, 4, 64) in backends()
-    assert "gpu" not in autotune.cache_file().read_text()
+    assert "gpu" not in stored_times.cache_file().read_text()
 
 
 def test_measurements_are_kept_on_disk(monkeypatch):
     asked = measuring(monkeypatch, dense=2.0, **{FAST: 1.0})
     layer = DpsLinear(64, 32, nnz=5)
     choice(layer, 4, 64)
-    assert list(json.loads(autotune.cache_file().read_text()).values()) == [{"dense": 2.0, FAST: 1.0}]
-    monkeypatch.setattr(autotune, "_times", {})  # another process
+    assert list(json.loads(stored_times.cache_file().read_text()).values()) == [{"plain": 1.0, "dense": 2.0, FAST: 1.0}]
+    forget(monkeypatch)  # another process
     assert choice(layer, 4, 64) == FAST
-    assert asked == ["dense", FAST]
+    assert asked == ALL
 
 
 def test_a_run_goes_on_with_its_own_choices(monkeypatch):
     measuring(monkeypatch, dense=2.0, **{FAST: 1.0})
     layer = DpsLinear(64, 32, nnz=5)
     assert choice(layer, 4, 64) == FAST
-    kept = autotune.used_times()
+    kept = stored_times.used_times()
     (name,) = kept
-    autotune.prefer_times({name: {"dense": 1.0, FAST: 2.0}})  # as a machine, or a moment, that measured otherwise
+    stored_times.prefer_times({name: {"dense": 1.0, FAST: 2.0}})  # as a machine, or a moment, that measured otherwise
     assert choice(layer, 4, 64) == "dense"
-    autotune.prefer_times(kept)
+    stored_times.prefer_times(kept)
     assert choice(layer, 4, 64) == FAST
 
 
 @pytest.mark.parametrize("content", ["", "{", "[1]", '{"a": 3}', '{"a": {"dense": "x"}}', "\x00"])
 def test_a_damaged_file_is_measured_again(content, monkeypatch):
     measuring(monkeypatch, dense=2.0, **{FAST: 1.0})
-    autotune.cache_file().write_text(content)
+    stored_times.cache_file().write_text(content)
     assert choice(DpsLinear(64, 32, nnz=5), 4, 64) == FAST
-    assert len(json.loads(autotune.cache_file().read_text())) == 1
+    assert len(json.loads(stored_times.cache_file().read_text())) == 1
 
 
 def test_a_folder_that_cannot_be_written_is_no_error(monkeypatch, tmp_path):
@@ -209,13 +222,6 @@ def test_no_dense_weight_of_a_huge_layer_is_built(monkeypatch):
     assert asked == []
 
 
-def test_compiled_layers_follow_the_rule(monkeypatch):
-    asked = measuring(monkeypatch)
-    layer = DpsLinear(64, 32, nnz=5)
-    torch.compile(layer, backend="eager", fullgraph=True)(torch.randn(2, 64))
-    assert asked == []
-
-
 @pytest.mark.parametrize("gradients", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_a_real_measurement(dtype, gradients):
@@ -226,8 +232,8 @@ def test_a_real_measurement(dtype, gradients):
         y = layer(x)
     assert torch.equal(torch.get_rng_state(), before)
     assert y.requires_grad == gradients
-    ((case, times),) = autotune._times.items()
-    assert set(times) == {"dense", FAST}
+    ((case, times),) = stored_times._times.items()
+    assert set(times) == set(ALL)
     assert 0 < min(times.values()) <= max(times.values()) < math.inf
     assert case.gradients == gradients
 

@@ -1,88 +1,91 @@
 """The choice that `backend="auto"` makes: the backend that was measured to be the fastest for a layer on this machine.
 
-When a layer meets an input of a new shape, the backends run a few times on random numbers, forwards and, where
-gradients are wanted, backwards. They run on a few images of the batch first. If the times differ little, they run on
-the whole batch too, because a few images may fit into a cache that the batch does not fit into. The times are kept in
-memory and in a file, which belongs to one processor and one version of torch. `dense` is always among the measured
-backends, so `auto` never chooses a backend that was measured slower than `dense`.
+When a layer meets an input of a new shape, `measurement.py` measures `dense` and its rival. `stored_times.py` keeps the
+times. `dense` is always among the measured backends, so `auto` never chooses a backend that was measured slower than
+`dense`. While torch.compile or torch.export trace a layer, its sizes are those of the example that is traced; a size
+that varies is not fixed by that.
 
     DCTPS_TUNE=0             measure nothing and choose by a rule that looks at the sizes of the layer alone
     DCTPS_BACKEND=dense      use this backend wherever a layer says "auto"
-    DCTPS_CACHE=folder       keep the times in this folder (default: dctps in the user's cache folder)
 """
 
 import contextlib
 import contextvars
-import json
 import math
 import os
-import threading
-import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from dctps.base.files import cache_folder, write_atomically
-from dctps.base.machine import cpu
 from dctps.core.geometry import Geometry
 from dctps.core.offsets import Offset
 from dctps.core.patch_offset import PatchOffset
 from dctps.ops import functional, native
-from dctps.ops.weight import offset_by_name, torch_func_is_active
+from dctps.ops.measurement import Case, Times, can_measure_on, candidates
+from dctps.ops.stored_times import times_of
+from dctps.ops.weight import torch_func_is_active
 
-# the measurement
-FIRST_IMAGES = 16  # images of a batch that are measured first
+try:
+    from torch.fx.experimental.symbolic_shapes import optimization_hint
+except ImportError:  # an earlier version of torch
+    optimization_hint = None  # type: ignore[assignment]
+
 MOST_IMAGES = 128  # images of a batch that are measured at most
 MOST_ROWS = 512  # rows of a linear layer's input that are measured at most
-CLEAR_RATIO = 1.6  # ratio of the slowest to the fastest time on the first images above which these decide
-LONGEST_RUN = 100  # milliseconds; where one run on the whole batch would take longer, the first images decide
-REPEATS = 5  # timed runs of each backend, after one that is not timed
-FILE_FORMAT = 3  # version of the file of times, raised when kernels change so much that old times mislead
 # the rule without a measurement
 LARGEST_DENSE = 1 << 24  # weights of a layer above which no dense weight is built, not even to measure it
 FEW_WEIGHTS = 1 << 11  # weights of a layer up to which `dense` is faster than the native kernels
 FEW_WEIGHTS_TORCH = 1 << 17  # weights of a layer up to which `dense` is faster than the backend `torch`
 HIGH_DENSITY = 0.1  # density above which `dense` is the fastest backend
 
+_measuring_is_off = contextvars.ContextVar("measuring_is_off", default=False)
 
-class Case(NamedTuple):
-    """All that the times of a layer depend on; layers and batches of nearly the same size share a case."""
 
-    geometry: Geometry
-    nnz_class: int  # `nnz_class` of the layer's nnz
-    offset: str  # name of the offset, "" without one
-    shape: tuple[int, ...]  # (batch, *spatial) of the input that is measured
+class Input(NamedTuple):
+    """What the choice depends on in an input (batch, channels, *spatial)."""
+
+    shape: tuple[int, ...]
     channels_last: bool
     dtype: torch.dtype
-    threads: int
-    gradients: bool  # whether the gradients of values and alpha are wanted
-    input_gradient: bool
-
-
-Times = dict[str, float]  # backend -> milliseconds
-
-_measuring_is_off = contextvars.ContextVar("measuring_is_off", default=False)
-_lock = threading.RLock()
-_times: dict[Case, Times] = {}  # times that this process has used
-_preferred: dict[str, Times] = {}  # times by the name of a case, which come before those in the file
+    device: torch.device
+    requires_grad: bool
 
 
 def choose(x: Tensor, nnz: int, offset: Offset | None, geometry: Geometry) -> str:
     """Return the backend that a layer with the backend `auto` uses for the input x."""
-    forced = os.environ.get("DCTPS_BACKEND", functional.AUTO)
-    if forced != functional.AUTO:
-        functional.check_backend(forced)
+    name = "" if offset is None else offset.name if isinstance(offset, PatchOffset) else None
+    if torch.compiler.is_compiling() or isinstance(x, FakeTensor):
+        if optimization_hint is None:
+            return backend_by_rule(geometry, nnz, x.device.type)
+        sizes = _hints(x.shape), _hints(x.stride()), _hints([nnz]), _hints(geometry.pack())
+        facts = x.dtype, x.device, x.requires_grad, torch.compiler.is_compiling()
+        choice: str = _choose_in_trace(*sizes, name, *facts)
+        return choice
+    if torch_func_is_active() or torch._C._get_tracing_state() is not None:
+        return _forced() or backend_by_rule(geometry, nnz, x.device.type)
+    seen = Input(x.shape, is_channels_last(x), x.dtype, x.device, x.requires_grad)
+    return _choose(seen, nnz, name, geometry, may_measure=not (x.is_cuda and torch.cuda.is_current_stream_capturing()))
+
+
+def _choose(x: Input, nnz: int, offset: str | None, geometry: Geometry, *, may_measure: bool) -> str:
+    """Return the choice for a layer whose offset has this name; None stands for an offset without a name."""
+    if forced := _forced():
         return forced
-    if not _can_measure(x, offset, geometry):
-        return backend_by_rule(geometry, nnz, x.device.type)
-    times = measured_times(_case_of(x, nnz, offset, geometry))
-    timed = [backend for backend in functional.backends() if math.isfinite(times.get(backend, math.inf))]
-    return min(timed, key=lambda backend: times[backend]) if timed else backend_by_rule(geometry, nnz)
+    times: Times = {}
+    if offset is not None and _times_decide(x, geometry):
+        times = times_of(_case_of(x, nnz, offset, geometry), may_measure=may_measure)
+    timed = [backend for backend in candidates(x.device.type) if math.isfinite(times.get(backend, math.inf))]
+    return min(timed, key=lambda backend: times[backend]) if timed else backend_by_rule(geometry, nnz, x.device.type)
+
+
+def _forced() -> str:
+    """Return the backend that DCTPS_BACKEND asks for, or nothing."""
+    forced = os.environ.get("DCTPS_BACKEND", functional.AUTO)
+    functional.check_backend(forced)
+    return "" if forced == functional.AUTO else forced
 
 
 @contextlib.contextmanager
@@ -105,33 +108,28 @@ def backend_by_rule(geometry: Geometry, nnz: int, device: str = "cpu") -> str:
     return "native" if compiled else "torch"
 
 
-def _can_measure(x: Tensor, offset: Offset | None, geometry: Geometry) -> bool:
-    if torch.compiler.is_compiling() or isinstance(x, FakeTensor) or torch_func_is_active():
+def _times_decide(x: Input, geometry: Geometry) -> bool:
+    """Return whether times decide for this input, and not the rule."""
+    if os.environ.get("DCTPS_TUNE") == "0" or _measuring_is_off.get() or not can_measure_on(x.device.type):
         return False
-    if torch._C._get_tracing_state() is not None:  # a trace would record the measurement, too
-        return False
-    if _get_current_dispatch_mode() is not None:  # a mode that counts operations would count the measurement, too
-        return False
-    if os.environ.get("DCTPS_TUNE") == "0" or _measuring_is_off.get():
-        return False
-    if x.device.type != "cpu" or x.numel() == 0 or math.prod(geometry.weight_shape) > LARGEST_DENSE:
-        return False
-    return offset is None or isinstance(offset, PatchOffset)
+    return math.prod(x.shape) > 0 and math.prod(geometry.weight_shape) <= LARGEST_DENSE
 
 
-def _case_of(x: Tensor, nnz: int, offset: Offset | None, geometry: Geometry) -> Case:
-    autocast = torch.is_autocast_enabled("cpu") and x.dtype != torch.float64
+def _case_of(x: Input, nnz: int, offset: str, geometry: Geometry) -> Case:
+    kind = x.device.type
+    autocast = torch.is_autocast_enabled(kind) and x.dtype != torch.float64
     gradients = torch.is_grad_enabled()
     return Case(
         geometry,
         nnz_class=nnz_class(nnz),
-        offset=offset.name if isinstance(offset, PatchOffset) else "",
-        shape=(_measured_batch(len(x), geometry), *x.shape[2:]),
-        channels_last=is_channels_last(x),
-        dtype=torch.get_autocast_dtype("cpu") if autocast else x.dtype,
-        threads=torch.get_num_threads(),
+        offset=offset,
+        shape=(_measured_batch(x.shape[0], geometry), *x.shape[2:]),
+        channels_last=x.channels_last,
+        dtype=torch.get_autocast_dtype(kind) if autocast else x.dtype,
+        threads=torch.get_num_threads() if kind == "cpu" else 0,
         gradients=gradients,
         input_gradient=gradients and x.requires_grad,
+        device=x.device,
     )
 
 
@@ -150,134 +148,43 @@ def _measured_batch(batch: int, geometry: Geometry) -> int:
     return min(MOST_IMAGES if geometry.axes else MOST_ROWS, 1 << (batch - 1).bit_length())
 
 
-def measured_times(case: Case) -> Times:
-    """Return the milliseconds of every backend: from memory, from a resumed run, from the file, or measured now."""
-    with _lock:
-        if case not in _times:
-            name = _name_of(case)
-            times = _preferred.get(name) or _read_file().get(name)
-            if not times:
-                times = _measure(case)
-                _write_file(_read_file() | {name: times})
-            _times[case] = times
-        return _times[case]
+# --- inside of a trace ----------------------------------------------------------------------------------------------
 
 
-def used_times() -> dict[str, Times]:
-    """Return all times that this process has used, by the names of their cases; a run saves them for its resumption."""
-    with _lock:
-        return {_name_of(case): times for case, times in _times.items()}
+def _hints(sizes: Iterable[int]) -> tuple[int, ...]:
+    """Return the sizes that an example has while it is traced; one that only the data will tell counts as 0.
 
-
-def prefer_times(times_by_name: dict[str, Times]) -> None:
-    """Use these times before any other, so that a resumed run chooses the same backends as before."""
-    with _lock:
-        _preferred.update(times_by_name)
-        _times.clear()
-
-
-# --- the measurement ------------------------------------------------------------------------------------------------
-
-
-def _measure(case: Case) -> Times:
-    """Measure `dense` and its rival, in isolation from the caller's inference mode, autocast, hooks and device."""
-    backends = ["dense", "torch" if native.kernels is None else "native"]
-    with (
-        torch.inference_mode(False),
-        torch.autocast("cpu", enabled=False),
-        torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor),
-        torch.device("cpu"),
-    ):
-        if not case.geometry.axes or case.shape[0] <= FIRST_IMAGES:
-            return _time_backends(case, backends)
-        times = _time_backends(case._replace(shape=(FIRST_IMAGES, *case.shape[1:])), backends)
-        slowest, fastest = max(times.values()), min(times.values())
-        if slowest > CLEAR_RATIO * fastest or slowest * case.shape[0] > LONGEST_RUN * FIRST_IMAGES:
-            return times
-        return _time_backends(case, backends)
-
-
-def _time_backends(case: Case, backends: list[str]) -> Times:
-    """Return the shortest run of each backend, infinite for a backend that fails, for example for want of memory.
-
-    The backends take turns, so that whatever else the machine does slows all of them alike.
+    Sizes may be symbols. To ask for their hint does not fix them, so the graph serves other sizes, too.
     """
-    times = dict.fromkeys(backends, math.inf)
-    runs = {backend: _layer_run(case, backend) for backend in backends}
-    for is_timed in [False] + [True] * REPEATS:
-        for backend, run in list(runs.items()):
-            try:
-                milliseconds = _milliseconds(run)
-            except (RuntimeError, ValueError, MemoryError):
-                del runs[backend]
-                times[backend] = math.inf
-                continue
-            if is_timed:  # the shortest run is the least disturbed one
-                times[backend] = min(times[backend], milliseconds)
-    return times
+    return tuple(optimization_hint(size, fallback=0) for size in sizes)
 
 
-def _milliseconds(run: Callable[[], None]) -> float:
-    start = time.perf_counter()
-    run()
-    return 1e3 * (time.perf_counter() - start)
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _choose_in_trace(
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    nnz: tuple[int],
+    geometry: tuple[int, ...],
+    offset: str | None,
+    dtype: torch.dtype,
+    device: torch.device,
+    requires_grad: bool,
+    may_measure: bool,
+) -> str:
+    """Return the choice for an input of which a trace knows the sizes. The graph holds the chosen backend alone.
+
+    torch.compile calls this while it traces, and does not trace it.
+    """
+    last = len(shape) == 4 and not _is_packed(shape, strides, (0, 1, 2, 3)) and _is_packed(shape, strides, (0, 2, 3, 1))
+    seen = Input(shape, last, dtype, device, requires_grad)
+    return _choose(seen, nnz[0], offset, Geometry.unpack(geometry), may_measure=may_measure)
 
 
-def _layer_run(case: Case, backend: str) -> Callable[[], None]:
-    """Return a function that runs a layer of this case on random numbers, forwards and, if wanted, backwards."""
-    g, generator = case.geometry, torch.Generator("cpu").manual_seed(0)
-    layout = torch.channels_last if case.channels_last else torch.contiguous_format
-
-    def draw(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator).to(case.dtype)
-
-    x = draw(case.shape[0], g.channels, *case.shape[1:]).contiguous(memory_format=layout)
-    x.requires_grad_(case.input_gradient)
-    size = math.prod(g.weight_shape)
-    nnz = min(size, round(2 ** (case.nnz_class / 2)))
-    positions = torch.randperm(size, generator=generator)[:nnz].sort().values.to(torch.int32)
-    values = draw(nnz).requires_grad_(case.gradients)
-    offset = offset_by_name(case.offset, g.weight_shape)
-    alpha = None if offset is None else torch.ones((), dtype=case.dtype, requires_grad=case.gradients)
-    wanted = [t for t in (x, values, alpha) if t is not None and t.requires_grad]
-
-    def run() -> None:
-        with torch.set_grad_enabled(case.gradients):
-            y = functional.multiply(x, values, positions, alpha, None, offset, g, backend)
-            if wanted:
-                torch.autograd.grad(y, wanted, torch.ones_like(y))
-
-    return run
-
-
-# --- the file -------------------------------------------------------------------------------------------------------
-
-
-def cache_file() -> Path:
-    """Return the path of the file with the times of this processor, instruction set and version of torch."""
-    machine = "".join(c if c.isalnum() else "_" for c in f"{cpu()}-{native.instruction_set()}-torch{torch.__version__}")
-    return cache_folder() / f"tuning-{FILE_FORMAT}-{machine}.json"
-
-
-def _name_of(case: Case) -> str:
-    """Return the name of a case in the file and in the state of a run."""
-    g = case.geometry
-    parts: list[object] = [g.pack(), case.nnz_class, case.offset or "none", case.shape, case.channels_last, case.dtype]
-    parts += [case.threads, case.gradients, case.input_gradient]
-    return " ".join(str(part).replace(" ", "") for part in parts)
-
-
-def _read_file() -> dict[str, Times]:
-    try:
-        content = json.loads(cache_file().read_text())
-        return {str(name): {str(b): float(ms) for b, ms in times.items()} for name, times in content.items()}
-    except (OSError, ValueError, AttributeError, TypeError):
-        return {}  # a missing or damaged file means that everything is measured again
-
-
-def _write_file(times_by_name: dict[str, Times]) -> None:
-    try:
-        cache_file().parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(cache_file(), lambda path: path.write_text(json.dumps(times_by_name, indent=0)))
-    except OSError:
-        pass  # where the folder cannot be written, the next process measures again
+def _is_packed(shape: tuple[int, ...], strides: tuple[int, ...], order: tuple[int, ...]) -> bool:
+    """Return whether a tensor lies in memory without gaps, with its axes in this order."""
+    step = 1
+    for axis in reversed(order):
+        if shape[axis] > 1 and strides[axis] != step:
+            return False
+        step *= shape[axis]
+    return True

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from dctps.data import Dataset
 from dctps.methods.rewiring.base import Rewiring
-from dctps.ops import autotune
+from dctps.ops import stored_times
 from dctps.train.records import Checkpoint, Progress
 from dctps.train.settings import Settings, run_id
 
@@ -30,7 +30,8 @@ class TrainingState:
     def content(self) -> dict[str, Any]:
         """What a checkpoint holds: tensors and plain values."""
         content: dict[str, Any] = {"model": self.model.state_dict(), "optimiser": self.optimiser.state_dict()}
-        content |= {"data": self.data_digest, "tuning": autotune.used_times()}  # other backends would round differently
+        content |= {"data": self.data_digest}
+        content |= {"tuning": stored_times.used_times()}  # other backends would round differently
         if self.stepper is not self.optimiser:
             content["stepper"] = self.stepper.state_dict()
         return {**content, "progress": dataclasses.asdict(self.progress), "id": run_id(self.settings)}
@@ -46,7 +47,7 @@ class TrainingState:
                 raise ValueError("the state of its rewiring is missing")
             self.stepper.load_state_dict(saved.stepper)
         self.progress = saved.progress
-        autotune.prefer_times(saved.tuning)
+        stored_times.prefer_times(saved.tuning)
 
     def _check_same(self, saved: Checkpoint) -> None:
         if saved.id != run_id(self.settings):
