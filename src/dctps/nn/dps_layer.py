@@ -159,7 +159,7 @@ class DpsLayer(SupportedLayer):
             self.values.copy_(new)
         else:
             self.values.mul_(1)  # autograd then refuses the graph of an earlier pass
-            other = torch.float64 if new.dtype == torch.float32 else torch.float32
+            other = torch.float16 if new.dtype == torch.float32 else torch.float32  # not every device has float64
             # The change of type makes torch forget the former length. The graph of an earlier pass, if there is one,
             # would otherwise expect gradients of that length.
             self.values.data = new.to(other)

@@ -82,7 +82,7 @@ class SupportedLayer(nn.Module):
             found = _unwrapped(self.fingerprint)  # (2, 4), or (members, 2, 4) under vmap over an ensemble
             if found.is_meta or self._positions.is_meta:
                 return
-            numbers = found.double().cpu()
+            numbers = found.cpu().double()  # not every device has float64
             is_fingerprint = (numbers.sum(-2) - 255).abs() <= 2 * ROUNDING
             differs = (numbers - self._expected_fingerprint()).abs() > ROUNDING
             foreign = is_fingerprint.all(-1) & differs.flatten(-2).any(-1)

@@ -74,7 +74,7 @@ def read_pixels(x: Tensor, geometry: Geometry) -> Tensor:
     for axis, numbers in enumerate(zip(x.shape[2:], g.kernel, g.stride, g.padding, g.dilation, strict=True)):
         read = _read_coordinates(*numbers)
         if len(read) < x.shape[axis + 2]:
-            x = x.index_select(axis + 2, torch.tensor(read, dtype=torch.int64, device=x.device))
+            x = x.index_select(axis + 2, torch.tensor(read, dtype=torch.int64, device="cpu").to(x.device))
     return x
 
 
