@@ -260,3 +260,45 @@ def test_native_layers_refuse_other_devices():
     layer, x = DpsLinear(8, 8, nnz=1, backend="native").to("meta"), torch.zeros(1, 8, device="meta")
     with pytest.raises(ValueError, match="runs on CPUs"):
         functional.BACKENDS["native"](x, layer.values, layer.positions, None, None, None, layer.geometry)
+
+
+# --- the reference, and the clock -------------------------------------------------------------------------------------
+
+
+def test_layers_that_are_slower_than_the_plain_layer(monkeypatch):
+    measuring(monkeypatch, dense=1.3, **{FAST: 1.2})
+    choice(DpsLinear(64, 32, nnz=5), 4, 64)
+    ((case, ratio),) = stored_times.slower_than_plain().items()
+    assert (case.geometry.weight_shape, ratio) == ((32, 64), 1.2)
+    assert stored_times.slower_than_plain(1.25) == {}
+    stored_times.prefer_times({name: {"dense": 9.0} for name in stored_times.used_times()})  # of an earlier version
+    choice(DpsLinear(64, 32, nnz=5), 4, 64)
+    assert stored_times.slower_than_plain() == {}
+
+
+def test_the_plain_layer_is_never_chosen(monkeypatch):
+    measuring(monkeypatch, dense=math.inf, **{FAST: math.inf})
+    assert choice(DpsLinear(64, 32, nnz=5), 4, 64) == "dense"  # by the rule
+
+
+def test_without_memory_for_a_measurement_the_rule_decides(monkeypatch):
+    def fail(case, contenders):
+        raise torch.OutOfMemoryError("not enough memory")
+
+    monkeypatch.setattr(measurement, "_runs", fail)
+    assert choice(DpsLinear(64, 32, nnz=5), 4, 64) == "dense"
+
+
+@pytest.mark.parametrize(("milliseconds", "rounds"), [(0.01, 50), (0.5, 7), (100.0, 5)])
+def test_short_runs_are_repeated_more_often(milliseconds, rounds, monkeypatch):
+    ran = []
+    monkeypatch.setattr(measurement, "_milliseconds", lambda run, device: ran.append(run.args[0]) or milliseconds)
+    choice(DpsLinear(64, 32, nnz=5), 4, 64)
+    assert ran == ALL * (1 + rounds)  # in turn, and once before the clock counts
+
+
+def test_the_shortest_timed_run_counts(monkeypatch):
+    runs = {name: iter([0.1, *times, *[9.0] * 50]) for name, times in zip(ALL, ([5.0, 3.0], [4.0], [8.0]), strict=True)}
+    monkeypatch.setattr(measurement, "_milliseconds", lambda run, device: next(runs[run.args[0]]))
+    assert choice(DpsLinear(64, 32, nnz=5), 4, 64) == "dense"
+    assert list(stored_times.used_times().values()) == [{"dense": 3.0, FAST: 4.0, "plain": 8.0}]

@@ -79,7 +79,11 @@ def _time(case: Case, contenders: list[str]) -> Times:
     The contenders take turns, so that whatever else the machine does slows all of them alike. The shortest run is the
     least disturbed one. Short runs are repeated more often, because a disturbance can outlast several of them.
     """
-    times, runs = dict.fromkeys(contenders, math.inf), _runs(case, contenders)
+    times = dict.fromkeys(contenders, math.inf)
+    try:
+        runs = _runs(case, contenders)
+    except (RuntimeError, MemoryError):
+        return times
     rounds, spent = -1, 0.0  # the first round is not timed
     while rounds < REPEATS or (spent < LEAST_TIME and rounds < MOST_REPEATS):
         for name, run in list(runs.items()):
