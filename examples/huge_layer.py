@@ -1,9 +1,10 @@
 """A linear layer of 65536 x 65536, four billion weights, is built, trained, saved and loaded on a laptop."""
 
-import os
 import resource
 import sys
+import tempfile
 import time
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -31,11 +32,13 @@ for _ in range(3):
     optimiser.step()
     print(f"loss {loss.item():.4f}")
 
-dctps.save(net, "huge.safetensors")
 with torch.device("meta"):
     twin = nn.Sequential(nn.Linear(65536, 65536))
-dctps.load("huge.safetensors", twin)
-print(f"same outputs after loading: {torch.equal(twin(x), net(x))}")
-print(f"file: {os.path.getsize('huge.safetensors') / 1e3:.0f} kB, mostly the bias")
+with tempfile.TemporaryDirectory() as folder:
+    path = Path(folder, "huge.safetensors")
+    dctps.save(net, path)
+    dctps.load(path, twin)
+    print(f"same outputs after loading: {torch.equal(twin(x), net(x))}")
+    print(f"file: {path.stat().st_size / 1e3:.0f} kB, mostly the bias")
 print(f"peak memory: {peak_memory():.2f} GB, of which {before:.2f} GB before the layer was built")
 print(f"{time.perf_counter() - start:.1f} s")

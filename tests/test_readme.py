@@ -76,6 +76,7 @@ def test_the_huge_layer_takes_no_more_memory_than_the_readme_says(tmp_path):
     said = re.findall(r"less\s+than ([\d.]+) GB", README)
     assert len(said) == 2
     assert all(float(peak) <= float(bound) for bound in said)
+    assert not list(tmp_path.iterdir())  # its file is gone with the folder that held it
 
 
 def test_readme_links_lead_somewhere():
