@@ -14,7 +14,7 @@ from torch import nn
 
 import dctps
 from dctps.bench import calls, figures, layers, memory, names, networks, scaling, sparseprop, steps, stopwatch
-from dctps.bench.contenders import contenders
+from dctps.bench.contenders import contenders, default_peers, matched
 from dctps.bench.published import Published, published
 from dctps.bench.stopwatch import Times
 from dctps.cli import bench as command
@@ -36,6 +36,11 @@ def three_alike() -> nn.Module:
     """A layer whose input wants no gradient, three that are one case, and a linear one."""
     alike = [nn.Conv2d(4, 4, 3, padding=1, bias=False) for _ in range(3)]
     return nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), *alike, nn.Flatten(), nn.Linear(4 * 8 * 8, 10))
+
+
+def made_from(dense, density, offset, input_shape, inference=False):
+    """All contenders that take part without --peers."""
+    return contenders(matched(dense, density, offset, input_shape, inference), default_peers(offset))
 
 
 def not_a_network() -> int:
@@ -159,7 +164,7 @@ def test_the_published_formulation_trains_nothing_but_the_support():
 def test_contenders_compute_the_same_in_both_memory_formats():
     torch.manual_seed(0)
     dense, x = three_alike().eval(), torch.randn(2, 3, 8, 8)
-    made = contenders(dense, 0.05, "dct", tuple(x.shape))
+    made = made_from(dense, 0.05, "dct", tuple(x.shape))
     assert [tuple(one[:2]) for one in made] == [
         (name, fmt) for name in ("dense", "published", "ours") for fmt in ("contiguous", "channels_last")
     ]
@@ -168,7 +173,7 @@ def test_contenders_compute_the_same_in_both_memory_formats():
     for other in rest:
         assert_close(other, first)
     assert made[3].model[1].mask.is_contiguous(memory_format=torch.channels_last)
-    assert len(contenders(nn.Linear(8, 4), 0.5, "dct", (2, 8))) == 3  # vectors have one memory format
+    assert len(made_from(nn.Linear(8, 4), 0.5, "dct", (2, 8))) == 3  # vectors have one memory format
 
 
 # --- memory ---------------------------------------------------------------------------------------------------------
@@ -245,6 +250,7 @@ def test_cases_remember_the_layout_and_the_gradient_of_their_input():
 STEP_COLUMNS = [
     *("model", "density", "offset", "batch", "mode", "steps", "contender", "memory_format"),
     *("median_ms", "min_ms", "other_format_ms", "ratio_to_dense", "ratio_to_published", "memory_bytes"),
+    *("ratio_to_best_dense", "width"),
 ]
 
 
@@ -260,6 +266,7 @@ def test_step(monkeypatch, tmp_path, capsys):
         for row in group:
             assert float(row["ratio_to_dense"]) == pytest.approx(dense / float(row["median_ms"]), rel=1e-3)
             assert float(row["ratio_to_published"]) == pytest.approx(theirs / float(row["median_ms"]), rel=1e-3)
+            assert row["ratio_to_best_dense"] == row["ratio_to_dense"]  # the only one that computes the dense network
             assert float(row["median_ms"]) <= float(row["other_format_ms"])
             assert row["memory_format"] in ("contiguous", "channels_last")
     assert (rows[0]["mode"], rows[0]["batch"], rows[0]["steps"]) == ("training", "2", "2")
@@ -386,6 +393,9 @@ OWN_NETWORK = "bench-step-my.nets-f-srht-spatial-channel-lowest-0-1e-1-b128-inpu
         ("step", "--models resnet18 vgg19 --densities 0.01 1e-4 --offsets dct none", BOTH),
         ("step", "--density 0.0125 --batch 32 --inference", "bench-step-resnet18-dct-1.25e-2-b32-inference"),
         ("step", "--density 1", "bench-step-resnet18-dct-1-b128"),
+        ("step", "--density 1 --width 16", "bench-step-resnet18-dct-1-b128-width-16"),
+        ("step", "--density 1 --peers openvino", "bench-step-resnet18-dct-1-b128-peers-openvino"),
+        ("step", "--density 1 --against v1/x", "bench-step-resnet18-dct-1-b128-against-v1-x"),
         (
             "step",
             "--density 0.1 --offset srht/spatial/channel/lowest/0 --model my.nets:f --input-shape 1 28 28",
@@ -424,9 +434,9 @@ def test_a_file_never_holds_rows_of_two_runs(monkeypatch, tmp_path):
     before, whole = read(path), steps.measure
     seen = []
 
-    def watched(asked, tick):
+    def watched(asked, tick, say):
         seen.append(read(path))
-        for group in whole(asked, tick):
+        for group in whole(asked, tick, say):
             yield group
             seen.append(read(path))
 
@@ -438,8 +448,8 @@ def test_a_file_never_holds_rows_of_two_runs(monkeypatch, tmp_path):
 def test_what_was_measured_is_kept_when_the_rest_is_stopped(monkeypatch, tmp_path, capsys):
     whole = steps.measure
 
-    def stopped(asked, tick):
-        yield next(whole(asked, tick))
+    def stopped(asked, tick, say):
+        yield next(whole(asked, tick, say))
         raise KeyboardInterrupt
 
     monkeypatch.setattr(steps, "measure", stopped)
@@ -463,13 +473,13 @@ def test_sparseprop_gets_our_supports_and_no_layer_it_cannot_compute(monkeypatch
     monkeypatch.setattr(sparseprop, "_utils", lambda: types.SimpleNamespace(swap_modules_with_sparse=swap))
     grouped = nn.Conv2d(4, 4, 3, groups=2)
     net = nn.Sequential(nn.Conv2d(3, 4, 3), grouped, nn.Conv2d(4, 4, 3, stride=3), nn.Flatten(), nn.Linear(4, 10))
-    made = {(one.name, one.memory_format): one.model for one in contenders(net, 0.1, None, (2, 3, 9, 9))}
+    made = {(one.name, one.memory_format): one.model for one in made_from(net, 0.1, None, (2, 3, 9, 9))}
     assert (seen["input_shape"], seen["inplace"], seen["skip_modules"]) == ((2, 3, 9, 9), True, "1,2")
     ours, theirs = made["ours", "contiguous"], made["sparseprop", "contiguous"]
     for name in ("0", "1", "2", "4"):
         assert torch.equal(theirs.get_submodule(name).weight, ours.get_submodule(name).dense_weight())
     assert "keeping" not in capsys.readouterr().out
-    assert "sparseprop" not in [one.name for one in contenders(net, 0.1, "dct", (2, 3, 9, 9))]
+    assert "sparseprop" not in [one.name for one in made_from(net, 0.1, "dct", (2, 3, 9, 9))]
     rows = run("step", tmp_path)
     assert [row["contender"] for row in rows] == ["dense", "published", "ours"] * 2 + ["sparseprop"]
     assert rows[-1]["memory_bytes"] == ""
@@ -514,6 +524,12 @@ def test_sparseprop_is_absent_or_whole(monkeypatch):
         ("layers --model test_bench:no_such_function", "has no attribute"),
         ("layers --model test_bench:not_a_network", "returned a int, not an nn.Module"),
         ("step --classes 11", "not (2, 11); see --classes"),
+        ("step --model lenet --width 8", "--width is for the ResNets and VGGs of dctps.models, not for lenet"),
+        ("step --model resnet18 --width 0", "--width must be at least 1, not 0"),
+        ("step --peers published tensorrt", "unknown peer 'tensorrt'; choose one of: dense, published"),
+        ("step --against HEAD --peers published", "two versions of dctps and no peers"),
+        ("step --against no-such-branch", "has no such commit, branch or tag"),
+        ("step --against none.whl", "there is no such wheel"),
     ],
 )
 def test_errors_are_one_line_and_nothing_is_written(arguments, text, tmp_path, capsys):

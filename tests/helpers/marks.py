@@ -12,3 +12,10 @@ every_projection = pytest.mark.parametrize("kind", PROJECTIONS)
 needs_digits = pytest.mark.skipif(
     importlib.util.find_spec("sklearn") is None, reason="needs the demo extra for the digits"
 )
+
+
+def needs_package(name):
+    """Skip a test where a package that dctps can be compared with is not installed."""
+    return pytest.mark.skipif(
+        importlib.util.find_spec(name) is None, reason=f"needs {name}, a peer of dctps bench step"
+    )

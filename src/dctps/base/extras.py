@@ -14,6 +14,10 @@ EXTRAS = {
     "ray": ("ray", "ray"),
     "tensorboard": ("tensorboard", "tensorboard"),
     "scipy": ("scipy", "cpu"),
+    "onnx": ("onnx", "peers"),
+    "onnxscript": ("onnxscript", "peers"),
+    "onnxruntime": ("onnxruntime", "peers"),
+    "openvino": ("openvino", "peers"),
 }
 
 

@@ -1,17 +1,20 @@
-"""Who is compared: the same network dense, in the published formulation, as ours and, without an offset, SparseProp's.
+"""Who is compared: the same network dense, as ours, in the published formulation, and as other packages compute it.
 
-All start from the same numbers; the sparse ones share their supports.
+All start from the same numbers; the sparse ones share their supports. `CONTENDERS` lists them: to add one, write a
+function that makes a network from a `Match`, and enter it. `--peers` names those that take part beside the dense
+network and ours.
 """
 
 import copy
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import nn
 
-from dctps.base.registry import is_none
-from dctps.bench import sparseprop
+from dctps.base.registry import is_none, lookup
+from dctps.bench import exported, sparselab, sparseprop
 from dctps.bench.published import published
 from dctps.nn.convert import densify, sparsify
 
@@ -19,6 +22,74 @@ FORMATS: dict[str, torch.memory_format] = {
     "contiguous": torch.contiguous_format,
     "channels_last": torch.channels_last,
 }
+ALWAYS = "dense", "ours"  # contenders that always take part
+
+
+class Match(NamedTuple):
+    """What contenders are made from: a dense network, its sparse twin, and the input."""
+
+    dense: nn.Module
+    twin: nn.Module
+    offset: str
+    input_shape: tuple[int, ...]  # with the batch
+    inference: bool
+
+
+def _always(match: Match) -> str:
+    return ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Maker:
+    """How a contender is made."""
+
+    make: Callable[[Match], nn.Module]
+    why_not: Callable[[Match], str] = _always  # why it cannot take part in a match; empty where it can
+    formats: tuple[str, ...] = tuple(FORMATS)  # memory formats in which it is measured
+    is_dense: bool = False  # whether it computes the dense network
+    own_threads: bool = False  # whether it brings threads that may still spin when the next contender begins
+    counted: bool = True  # whether `memory` knows what it holds
+
+
+CONTENDERS: dict[str, Maker] = {
+    "dense": Maker(lambda match: copy.deepcopy(match.dense), is_dense=True),
+    "published": Maker(lambda match: published(copy.deepcopy(match.twin))),
+    "ours": Maker(lambda match: copy.deepcopy(match.twin)),
+    "dense_compiled": Maker(lambda match: exported.compiled(match.dense), is_dense=True),
+    "sparseprop": Maker(
+        lambda match: sparseprop.replaced(densify(copy.deepcopy(match.twin)), match.input_shape),
+        lambda match: _without_offset("sparseprop", match) or sparseprop.why_not(),
+        formats=("contiguous",),
+        counted=False,  # its indices are no buffers
+    ),
+    "sparselab": Maker(
+        lambda match: sparselab.replaced(densify(copy.deepcopy(match.twin))),
+        lambda match: _without_offset("sparselab", match) or sparselab.why_not(match.dense),
+        formats=("contiguous",),
+        own_threads=True,
+        counted=False,
+    ),
+    "onnxruntime": Maker(
+        lambda match: exported.OnnxRuntime(match.dense, match.input_shape),
+        lambda match: exported.why_not("onnxruntime", match.inference),
+        formats=("contiguous",),
+        is_dense=True,
+        own_threads=True,
+        counted=False,
+    ),
+    "openvino": Maker(
+        lambda match: exported.OpenVino(match.dense, match.input_shape),
+        lambda match: exported.why_not("openvino", match.inference),
+        formats=("contiguous",),
+        is_dense=True,
+        own_threads=True,
+        counted=False,
+    ),
+}
+
+
+def _without_offset(name: str, match: Match) -> str:
+    return "" if is_none(match.offset) else f"{name} is left out: it has no offset; it takes part with --offset none"
 
 
 class Contender(NamedTuple):
@@ -29,24 +100,37 @@ class Contender(NamedTuple):
     model: nn.Module
 
 
-MAKERS: dict[str, Callable[[nn.Module, nn.Module], nn.Module]] = {  # from the dense network and its sparse twin
-    "dense": lambda dense, twin: copy.deepcopy(dense),
-    "published": lambda dense, twin: published(copy.deepcopy(twin)),
-    "ours": lambda dense, twin: copy.deepcopy(twin),
-}
+def check_peers(names: Sequence[str]) -> None:
+    """ValueError unless all are names of contenders."""
+    for name in names:
+        lookup(CONTENDERS, name, "peer")
 
 
-def contenders(dense: nn.Module, density: float, offset: str, input_shape: tuple[int, ...]) -> list[Contender]:
-    """Each contender in each memory format that images have (input_shape is with the batch)."""
+def default_peers(offset: str) -> list[str]:
+    """The peers that take part unless others are named: those that are quick to make and that the offset allows."""
+    return ["published", *(["sparseprop"] if is_none(offset) else [])]
+
+
+def matched(dense: nn.Module, density: float, offset: str, input_shape: tuple[int, ...], inference: bool) -> Match:
+    """The networks that all contenders of one match are made from."""
     twin = sparsify(copy.deepcopy(dense), density, offset=offset, allocation="epl")
-    formats = list(FORMATS) if len(input_shape) == 4 else ["contiguous"]
-    made = [
-        Contender(name, memory_format, in_format(make(dense, twin), memory_format))
-        for name, make in MAKERS.items()
-        for memory_format in formats
-    ]
-    if is_none(offset) and not sparseprop.why_not():
-        made.append(Contender("sparseprop", "contiguous", sparseprop.replaced(densify(twin), input_shape)))
+    return Match(dense, twin, offset, input_shape, inference)
+
+
+def contenders(match: Match, peers: Sequence[str], say: Callable[[str], object] = lambda why: None) -> list[Contender]:
+    """The dense network, ours and the peers, in each memory format that they and the images have.
+
+    say: is told why a peer does not take part.
+    """
+    formats = list(FORMATS) if len(match.input_shape) == 4 else ["contiguous"]
+    made = []
+    for name, maker in CONTENDERS.items():
+        if name not in (*ALWAYS, *peers):
+            continue
+        if why := maker.why_not(match):
+            say(why)
+            continue
+        made += [Contender(name, fmt, in_format(maker.make(match), fmt)) for fmt in maker.formats if fmt in formats]
     return made
 
 

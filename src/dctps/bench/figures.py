@@ -1,6 +1,7 @@
 """Measurements as figures, in the house style; a table on disk can be drawn again without measuring."""
 
 import csv
+import dataclasses
 import typing
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 from dctps.analysis.figures import layout, style
 from dctps.analysis.figures.layout import WHY_NOT, available
 from dctps.analysis.figures.looks import DASHES
-from dctps.analysis.looks import BLUE, DOTTED, GREEN, GREY, RED
+from dctps.analysis.looks import BLUE, DOTTED, GREEN, GREY, ORANGE, PURPLE, RED, SKY
 from dctps.base.files import write_atomically
 from dctps.base.registry import NONE
 from dctps.base.words import percent
@@ -26,12 +27,18 @@ def redraw(table: Path) -> Path:
         lines = list(csv.DictReader(file))
     for kind, draw in DRAWN.items():
         hints = typing.get_type_hints(kind)
-        if lines and set(hints) <= set(lines[0]):
-            rows = [kind(**{name: _value(hint, line[name]) for name, hint in hints.items()}) for line in lines]
+        if lines and {field.name for field in dataclasses.fields(kind) if _is_required(field)} <= set(lines[0]):
+            known = {name: hint for name, hint in hints.items() if name in lines[0]}
+            rows = [kind(**{name: _value(hint, line[name]) for name, hint in known.items()}) for line in lines]
             figure = table.with_name(f"{table.name.removesuffix('.csv')}.png")
             write_atomically(figure, lambda path, draw=draw, rows=rows: draw(rows, path))  # type: ignore[misc]
             return figure
     raise ValueError(f"{table} has no figure: only the tables of `dctps bench step` and `dctps bench scaling` have one")
+
+
+def _is_required(field: dataclasses.Field[Any]) -> bool:
+    """Return whether every table has this column; those with a default came later."""
+    return field.default is dataclasses.MISSING
 
 
 def _value(hint: Any, text: str) -> Any:
@@ -55,17 +62,24 @@ def _legend(grid: Sequence[Any]) -> list[Any]:
 PUBLISHED_WORDS = "published: two dense products and dense gradients, as in the paper's code"
 
 
+PEERS = (
+    ("sparseprop", "SparseProp", GREEN),
+    ("sparselab", "SparseLab", PURPLE),
+    ("dense_compiled", "torch.compile", ORANGE),
+    ("onnxruntime", "ONNX Runtime", SKY),
+    ("openvino", "OpenVINO", GREY),
+)
+
+
 def step_figure(rows: Sequence[StepRow], path: Path) -> None:
     """How many times as fast as the dense network and as the published formulation: one group of bars per cell."""
-    cells, first = list(dict.fromkeys((row.model, row.density, row.offset) for row in rows)), rows[0]
+    cells, first = list(dict.fromkeys(_step_cell(row) for row in rows)), rows[0]
     with style.styled():
         figure, (axes,) = layout.panel_grid(1, 1, 0.5 + 0.62 * len(cells))
         for place, cell in enumerate(cells):
-            _bars(axes, place, [row for row in rows if (row.model, row.density, row.offset) == cell])
+            _bars(axes, place, [row for row in rows if _step_cell(row) == cell])
         axes.axvline(1, color=style.INK, linewidth=style.HAIR)
-        axes.set_yticks(
-            range(len(cells)), [f"{network_title(m)}, {percent(d)}\n{_offset_words(o)}" for m, d, o in cells]
-        )
+        axes.set_yticks(range(len(cells)), cells)
         axes.invert_yaxis()
         axes.grid(visible=False, axis="y")
         axes.set_xlim(0, 1.15 * max(axes.get_xlim()[1], 1))
@@ -76,12 +90,17 @@ def step_figure(rows: Sequence[StepRow], path: Path) -> None:
         layout.write(figure, path)
 
 
+def _step_cell(row: StepRow) -> str:
+    width = "" if row.width is None else f", width {row.width}"
+    return f"{network_title(row.model)}{width}, {percent(row.density)}\n{_offset_words(row.offset)}"
+
+
 def _bars(axes: Any, place: int, rows: Sequence[StepRow]) -> None:
     by = {row.contender: row for row in rows}
     bars = [("ours against dense", by["ours"].ratio_to_dense, BLUE)]
-    bars.append(("ours against published", by["ours"].ratio_to_published, RED))
-    if "sparseprop" in by:
-        bars.append(("SparseProp against dense", by["sparseprop"].ratio_to_dense, GREEN))
+    if by["ours"].ratio_to_published is not None:
+        bars.append(("ours against published", by["ours"].ratio_to_published, RED))
+    bars += [(f"{title} against dense", by[name].ratio_to_dense, colour) for name, title, colour in PEERS if name in by]
     height = 0.8 / len(bars)
     for number, (label, factor, colour) in enumerate(bars):
         y = place - 0.4 + height * (number + 0.5)

@@ -26,6 +26,13 @@ def check(names: Sequence[str], densities: Sequence[float], offsets: Sequence[st
     check_offsets(offsets)
 
 
+def check_width(names: Sequence[str], width: int | None) -> None:
+    """ValueError unless all networks have a width that can be given, where one is."""
+    fixed = [name for name in names if not name.startswith(("resnet", "vgg"))]
+    if width is not None and fixed:
+        raise ValueError(f"--width is for the ResNets and VGGs of dctps.models, not for {', '.join(fixed)}")
+
+
 def check_densities(densities: Sequence[float]) -> None:
     """ValueError unless all densities are in (0, 1]."""
     for density in densities:
@@ -39,10 +46,11 @@ def check_offsets(offsets: Sequence[str]) -> None:
             TransformOffset.parse(offset)
 
 
-def build(name: str, input_shape: tuple[int, ...], classes: int, seed: int = 0) -> nn.Module:
+def build(name: str, input_shape: tuple[int, ...], classes: int, width: int | None = None, seed: int = 0) -> nn.Module:
     """A network of `dctps.models` or, as package.module:function, a user's own; the same numbers at each call."""
     torch.manual_seed(seed)
-    model = _own(name) if ":" in name else models.build(name, classes, in_channels=input_shape[0])
+    options = {} if width is None else {"width": width}
+    model = _own(name) if ":" in name else models.build(name, classes, in_channels=input_shape[0], **options)
     _check_fit(name, model, input_shape, classes)
     return model
 

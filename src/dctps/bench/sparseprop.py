@@ -5,13 +5,12 @@ it finds that faster, by measurements of its own.
 """
 
 import contextlib
-import importlib
 import io
-import os
 from typing import Any
 
-import torch
 from torch import nn
+
+from dctps.bench.foreign import import_with_threads
 
 INSTALL = "pip install pybind11 setuptools wheel scipy && pip install --no-build-isolation sparseprop"
 
@@ -26,15 +25,7 @@ def why_not() -> str:
 
 
 def _utils() -> Any:  # a package without types
-    before = os.environ.get("OMP_NUM_THREADS")
-    # where it does not share torch's OpenMP library, its own reads this when it is loaded, and never again
-    os.environ["OMP_NUM_THREADS"] = str(torch.get_num_threads())
-    try:
-        return importlib.import_module("sparseprop.utils")
-    finally:
-        del os.environ["OMP_NUM_THREADS"]
-        if before is not None:
-            os.environ["OMP_NUM_THREADS"] = before
+    return import_with_threads("sparseprop.utils")
 
 
 def replaced(model: nn.Module, input_shape: tuple[int, ...]) -> nn.Module:

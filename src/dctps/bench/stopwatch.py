@@ -1,12 +1,14 @@
 """Wall-clock times of several contenders, taken in turn."""
 
 import dataclasses
+import functools
 import statistics
 import time
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 K = TypeVar("K")
+SETTLE = 0.02  # seconds after which idle threads, which spin for some milliseconds, sleep
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,18 +27,38 @@ class Times:
 
 
 def interleaved(
-    runs: Mapping[K, Callable[[], object]], steps: int, warmup: int, tick: Callable[[], object] = lambda: None
+    runs: Mapping[K, Callable[[], object]],
+    steps: int,
+    warmup: int,
+    tick: Callable[[], object] = lambda: None,
+    pause: float = 0.0,
 ) -> dict[K, Times]:
     """`warmup` rounds that do not count, then `steps` that do; in each round every contender runs once, in turn.
 
-    `tick` is called after each round.
+    `tick` is called after each round. `pause` is the time in seconds before each run.
     """
+    return in_turn({name: functools.partial(_timed, run) for name, run in runs.items()}, steps, warmup, tick, pause)
+
+
+def _timed(run: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    run()
+    return 1e3 * (time.perf_counter() - start)
+
+
+def in_turn(
+    runs: Mapping[K, Callable[[], float]],
+    steps: int,
+    warmup: int,
+    tick: Callable[[], object] = lambda: None,
+    pause: float = 0.0,
+) -> dict[K, Times]:
+    """The same for runs that return their milliseconds themselves, as those in another process do."""
     times: dict[K, list[float]] = {name: [] for name in runs}
     for _ in range(warmup + steps):
         for name, run in runs.items():
-            start = time.perf_counter()
-            run()
-            times[name].append(1e3 * (time.perf_counter() - start))
+            time.sleep(pause)
+            times[name].append(run())
         tick()
     return {name: Times(tuple(own[warmup:])) for name, own in times.items()}
 

@@ -65,8 +65,8 @@ class Layers:
 class Steps:
     """Whole training steps (zero_grad, forward, cross entropy, backward, Adam, float32) or inferences, in turn.
 
-    Contenders: the dense network, the published formulation (two dense products, dense gradients), ours and, for the
-    offset none, SparseProp where it is installed; each in the better of both memory formats.
+    Contenders: the dense network, ours, and the peers; each in the better of both memory formats. With --against,
+    two versions of dctps instead.
     """
 
     models: Annotated[tuple[str, ...], tyro.conf.arg(aliases=["--model"])] = ("resnet18",)
@@ -87,17 +87,31 @@ class Steps:
     """Shape of one example."""
     classes: int = 10
     """Classes of the targets."""
+    width: int | None = None
+    """Channels in the first stage of the ResNets and VGGs; None takes the usual width."""
+    peers: tuple[str, ...] | None = None
+    """Who takes part beside the dense network and ours: published (two dense products, dense gradients),
+    dense_compiled (torch.compile), sparseprop and sparselab (both for the offset none, the latter for linear
+    networks), onnxruntime and openvino (dense, inference). What is not installed is left out, with a word.
+    None stands for published and, for the offset none, sparseprop."""
+    against: str | None = None
+    """A commit, branch or tag of this repository, or a wheel of dctps: it is installed into a temporary folder, and
+    both versions take their steps in turn, each in a process of its own."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "offsets", tuple(map(offset_name, self.offsets)))
 
     def check(self) -> None:
         """ValueError for what cannot be measured, before anything is."""
-        from dctps.bench import networks
+        from dctps.bench import contenders, networks
 
         networks.check(self.models, self.densities, self.offsets)
+        networks.check_width(self.models, self.width)
         check_counts(batch=self.batch, steps=self.steps, warmup=self.warmup, classes=self.classes)
-        check_counts(input_shape=min(self.input_shape, default=0))
+        check_counts(input_shape=min(self.input_shape, default=0), width=1 if self.width is None else self.width)
+        contenders.check_peers(self.peers or ())
+        if self.against is not None and self.peers is not None:
+            raise ValueError("--against compares two versions of dctps and no peers; leave --peers out")
 
     @property
     def cells(self) -> list["StepCell"]:

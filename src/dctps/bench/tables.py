@@ -6,6 +6,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from dctps.base.words import percent
+from dctps.bench.against import AgainstRow
 from dctps.bench.layers import LayerRow
 from dctps.bench.scaling import ScalingRow
 from dctps.bench.steps import StepRow
@@ -55,10 +56,10 @@ def _totals(cases: Sequence[Sequence[LayerRow]]) -> list[str]:
 def step_table(rows: Sequence[StepRow]) -> Table:
     """One block per network, density and offset, one line per contender."""
     left = ["model", "density", "offset", "contender", "format"]
-    table = _table(left, ["median ms", "min ms", "vs dense", "vs published", "memory"])
+    table = _table(left, ["median ms", "min ms", "vs dense", "vs best dense", "vs published", "memory"])
     before = None
     for row in rows:
-        cell = (row.model, percent(row.density), row.offset)
+        cell = (row.network, percent(row.density), row.offset)
         if before not in (None, cell):
             table.add_section()
         held = "" if row.memory_bytes is None else size(row.memory_bytes)
@@ -69,10 +70,21 @@ def step_table(rows: Sequence[StepRow]) -> Table:
             milliseconds(row.median_ms),
             milliseconds(row.min_ms),
             ratio(row.ratio_to_dense),
+            ratio(row.ratio_to_best_dense),
             ratio(row.ratio_to_published),
             held,
         )
         before = cell
+    return table
+
+
+def against_table(rows: Sequence[AgainstRow]) -> Table:
+    """One line per contender and cell: this version against the other one."""
+    left = ["cell", "contender"]
+    table = _table(left, ["this ms", f"{rows[0].other_version} ms", "ratio", "least", "largest"])
+    for row in rows:
+        ratios = map(ratio, (row.ratio, row.least_ratio, row.largest_ratio))
+        table.add_row(row.cell, row.contender, milliseconds(row.median_ms), milliseconds(row.other_ms), *ratios)
     return table
 
 

@@ -1,6 +1,7 @@
 """What `dctps bench` does once its flags are read: measure, show the table, write it and draw the figure."""
 
 import contextlib
+import functools
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,8 +14,7 @@ from rich.table import Table
 
 from dctps.base.machine import flushed_denormals, keep_memory
 from dctps.base.progress import counting_bar
-from dctps.base.registry import NONE
-from dctps.bench import figures, layers, names, scaling, sparseprop, steps, tables
+from dctps.bench import against, figures, layers, names, scaling, steps, tables
 from dctps.bench.sheet import Sheet
 from dctps.bench.stopwatch import check_counts
 from dctps.cli.bench import LayersArguments, Machine, ScalingArguments, StepArguments
@@ -43,13 +43,25 @@ def measure_step(given: StepArguments) -> None:
     """Measure whole training steps or inferences."""
     asked, console = given.asked, _console()
     asked.check()
+    if asked.against is not None:
+        _measure_against(given, console)
+        return
     with _measuring(given.machine) as kept:
         sheet = Sheet(names.step_name(asked), given.machine.out, kept)
-        if NONE in asked.offsets and sparseprop.why_not():
-            _say(console, sparseprop.why_not())
-        rows = _collect(console, sheet, asked.rounds, lambda tick: steps.measure(asked, tick))
+        say = functools.partial(_say, console)
+        rows = _collect(console, sheet, asked.rounds, lambda tick: steps.measure(asked, tick, say))
     _finish(console, sheet, tables.step_table(rows), lambda path: figures.step_figure(rows, path))
     _say(console, "memory: weights, gradients and Adam's two moments")
+
+
+def _measure_against(given: StepArguments, console: Console) -> None:
+    """Measure this version of dctps against another one."""
+    asked = given.asked
+    with _measuring(given.machine) as kept:
+        sheet = Sheet(names.step_name(asked), given.machine.out, kept)
+        _say(console, f"installing {asked.against} into a temporary folder")
+        rows = _collect(console, sheet, asked.rounds, lambda tick: against.measure(asked, kept, tick))
+    _finish(console, sheet, tables.against_table(rows))
 
 
 def measure_scaling(given: ScalingArguments) -> None:
