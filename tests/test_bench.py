@@ -558,3 +558,25 @@ def test_the_same_network_at_each_call():
 def test_scaling_counts():
     layer = scaling._ours(scaling.Cell("size", "linear", 16, 0.1), None)
     assert scaling.multiply_adds(layer, dense=False) == layer.nnz == 26
+
+
+def scaling_row(contender, counted, nnz, milliseconds):
+    shape = {"sweep": "size", "layer": "linear", "size": 8, "density": 0.1, "offset": "dct", "batch": 2}
+    measured = {"backend": "", "median_ms": milliseconds, "min_ms": 0.0, "ratio_to_dense": None}
+    shape |= {"input_shape": "2x8", "nnz": nnz, "contender": contender}
+    return scaling.ScalingRow(**shape, **measured, multiply_adds=counted)
+
+
+def test_the_fit_finds_the_times_of_a_call_of_the_transform_and_of_the_values():
+    work = [(100, 1), (200, 10), (400, 5), (900, 70)]  # multiply-adds of D and of S
+    ours = [scaling_row("ours", d + s, s, 3 + 0.5 * d + 0.25 * s) for d, s in work]
+    dense = [scaling_row("dense", count, 1, 0.125 * count) for count in (64, 256)]  # the least fixed time is zero
+    fits = scaling.fitted([*ours, *dense])
+    assert [fits[row] for row in (*ours, *dense)] == pytest.approx([row.median_ms for row in (*ours, *dense)])
+
+
+def test_a_fit_never_falls_with_the_work():
+    falling = [scaling_row("ours", d, 0, t) for d, t in ((100, 4.0), (200, 2.0))]
+    fits = list(scaling.fitted(falling).values())
+    assert fits[0] == fits[1]
+    assert fits[0] == pytest.approx((1 / 4 + 1 / 2) / (1 / 16 + 1 / 4))  # the least squared relative error

@@ -3,7 +3,7 @@
 import csv
 import dataclasses
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from dctps.analysis.looks import BLUE, DOTTED, GREEN, GREY, ORANGE, PURPLE, RED,
 from dctps.base.files import write_atomically
 from dctps.base.registry import NONE
 from dctps.base.words import percent
-from dctps.bench.scaling import ScalingRow
+from dctps.bench.scaling import ScalingRow, fitted
 from dctps.bench.steps import StepRow
 from dctps.experiments.titles import network_title, offset_title
 
@@ -113,10 +113,10 @@ def _bars(axes: Any, place: int, rows: Sequence[StepRow]) -> None:
 
 LAYERS = {"linear": "linear layer, n to n", "conv": "3 x 3 convolution, c to c channels"}
 SIZES = {"linear": "n", "conv": "c"}
-COUNTS = {"dense": "count m n", "ours": "count q log2 q + nnz", NONE: "count nnz"}
-COUNT_WORDS = (
-    "forward and backward, medians; dotted: the paper's count of multiply-adds of one product, scaled to meet the time "
-    "at the largest size or at the lowest density; each panel says how far time and count grow from end to end"
+FITS = {"dense": "fit a + b m n", "ours": "fit a + b q log2 q + c nnz", NONE: "fit a + c nnz"}
+FIT_WORDS = (
+    "forward and backward, medians; dotted: a fixed time and a time for each counted multiply-add, fitted to all times "
+    "of a layer (top: linear, bottom: convolution); each panel says how far time and fit grow from end to end"
 )
 HEADROOM = 0.32  # above the curves, as a share of their height: room for words
 
@@ -127,14 +127,15 @@ def scaling_figure(rows: Sequence[ScalingRow], path: Path) -> None:
     panels = [(layer, sweep) for layer in layers for sweep in ("size", "density")]
     with style.styled():
         figure, grid = layout.panel_grid(len(panels), 2)
+        fits = fitted(rows)
         for axes, panel in zip(grid, panels, strict=True):
-            _draw_panel(axes, [row for row in rows if (row.layer, row.sweep) == panel])
+            _draw_panel(axes, [row for row in rows if (row.layer, row.sweep) == panel], fits)
         title = f"Time of a layer against its size and density ({_offset_words(first.offset)}, batch {first.batch})"
-        layout.finish(figure, title, COUNT_WORDS, _legend(grid))
+        layout.finish(figure, title, FIT_WORDS, _legend(grid))
         layout.write(figure, path)
 
 
-def _draw_panel(axes: Any, rows: Sequence[ScalingRow]) -> None:
+def _draw_panel(axes: Any, rows: Sequence[ScalingRow], fits: Mapping[ScalingRow, float]) -> None:
     if not rows:
         axes.set_visible(False)
         return
@@ -145,8 +146,8 @@ def _draw_panel(axes: Any, rows: Sequence[ScalingRow]) -> None:
             axes.plot(
                 [_x(row) for row in own], [row.median_ms for row in own], color=colour, marker=marker, label=contender
             )
-            _draw_count(axes, own, faint)
-            growths.append(growth(own))
+            _draw_fit(axes, own, fits, faint)
+            growths.append(growth(own, fits))
     _set_axes(axes, sorted({_x(row) for row in rows}))
     _describe(axes, rows[0], growths)
 
@@ -155,19 +156,16 @@ def _x(row: ScalingRow) -> float:
     return row.size if row.sweep == "size" else row.density
 
 
-def _draw_count(axes: Any, own: Sequence[ScalingRow], colour: str) -> None:
-    """Draw the paper's count through the time at the largest size, or at the least density."""
-    anchor = own[-1] if own[0].sweep == "size" else own[0]
-    heights = [row.multiply_adds * anchor.median_ms / anchor.multiply_adds for row in own]
-    name = COUNTS[NONE if own[0].contender == "ours" and own[0].offset == NONE else own[0].contender]
+def _draw_fit(axes: Any, own: Sequence[ScalingRow], fits: Mapping[ScalingRow, float], colour: str) -> None:
+    name = FITS[NONE if own[0].contender == "ours" and own[0].offset == NONE else own[0].contender]
     options = {"color": colour, "linestyle": DASHES[DOTTED], "linewidth": style.THIN}
-    axes.plot([_x(row) for row in own], heights, label=f"{name}, scaled", **options)
+    axes.plot([_x(row) for row in own], [fits[row] for row in own], label=name, **options)
 
 
-def growth(own: Sequence[ScalingRow]) -> str:
-    """Say how many times the time and the count grow from the first row to the last."""
-    time, count = own[-1].median_ms / own[0].median_ms, own[-1].multiply_adds / own[0].multiply_adds
-    return f"{own[0].contender}: time x {_two_digits(time)}, count x {_two_digits(count)}"
+def growth(own: Sequence[ScalingRow], fits: Mapping[ScalingRow, float]) -> str:
+    """Say how many times the time and its fit grow from the first row to the last."""
+    time, fit = own[-1].median_ms / own[0].median_ms, fits[own[-1]] / fits[own[0]]
+    return f"{own[0].contender}: time x {_two_digits(time)}, fit x {_two_digits(fit)}"
 
 
 def _two_digits(factor: float) -> str:
