@@ -211,6 +211,13 @@ def test_only_the_command_dies_of_ctrl_c_while_it_imports(program, command, is_i
     assert command_start.is_command() == is_it
 
 
+@pytest.mark.parametrize("given", [{}, {"GOMP_SPINCOUNT": "7"}, {"OMP_WAIT_POLICY": "active"}])
+def test_idle_threads_of_the_command_sleep_soon_unless_the_user_says_otherwise(given, monkeypatch):
+    monkeypatch.setattr(command_start.os, "environ", dict(given))
+    command_start.limit_spinning()
+    assert command_start.os.environ == (given or {"GOMP_SPINCOUNT": command_start.SPINS})
+
+
 @pytest.mark.parametrize("outside", [signal.SIG_DFL, signal.SIG_IGN, signal.default_int_handler])
 def test_ctrl_c_is_ignored_inside_the_command_only_if_it_is_outside(outside):
     before = signal.signal(signal.SIGINT, outside)

@@ -1,14 +1,23 @@
-"""The beginning and the end of the command `dctps`: Ctrl-C ends the process at once, for nothing is to be put in order.
+"""The beginning and the end of the command `dctps`: Ctrl-C, and how long idle threads spin.
+
+Ctrl-C ends the process at once, for nothing is to be put in order.
 
 The imports take seconds. A traceback out of the middle of them would tell nobody anything, and modules written in C may
 turn the interruption into an error of another kind. A program that imports the library is left alone.
+
+A thread of torch's OpenMP library that waits for another one spins for milliseconds before it sleeps. Where other
+processes are busy, the thread that it waits for may need that very core. A step of a sparse network has hundreds of
+such waits. The library reads its settings when torch is imported, so they are set here, unless the user has set them.
 """
 
 import contextlib
+import os
 import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+
+SPINS = "10000"  # a fraction of a millisecond; GNU's library spins 300,000 times of itself
 
 
 def is_command() -> bool:
@@ -43,5 +52,13 @@ def interruptible() -> Iterator[None]:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
+def limit_spinning() -> None:
+    """Let idle threads of an OpenMP library that is loaded later sleep soon, unless the user has said how they wait."""
+    if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & set(os.environ):
+        os.environ["GOMP_SPINCOUNT"] = SPINS
+
+
+if is_command():
+    limit_spinning()
 if is_command() and signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else it is ignored, and stays so
     signal.signal(signal.SIGINT, signal.SIG_DFL)
