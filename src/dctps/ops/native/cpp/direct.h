@@ -116,7 +116,7 @@ struct Depthwise {
   void backward(const View<const T>& y, const View<const T>& x, const View<T>& x_grad, T* gradient, int threads) {
     Stencil<T> back(layer, weight, true), forward(layer, weight, false);
     back.gather.source = y, back.gather.out = x_grad, forward.gather.source = x;
-    const long parts = std::min<long>(layer.batch, 4L * threads), size = long(weight.size());
+    const long size = long(weight.size()), parts = parts_of(layer.batch, 8 * size, threads);
     std::vector<std::vector<double>> partial(parts);
     parallel(parts, threads, [&](long part) {
       std::vector<T> own(size);
@@ -174,12 +174,12 @@ struct PointwiseJob {
   }
 
   void forward(int threads) {
-    const long parts = pieces(8L * threads);
+    const long parts = std::clamp(call.pixels / TILE, 1L, threads == 1 ? 1L : std::max(64L, 8L * threads));
     parallel(parts, threads, [&](long part) { kernels<T>().pointwise(call, begin(part, parts), begin(part + 1, parts), nullptr); });
   }
 
   double backward(T* gradient, int threads) {
-    const long parts = pieces(4L * threads), size = kernels<T>().pointwise_scratch(call);
+    const long parts = parts_of(call.pixels / TILE, 8 * call.count, threads), size = kernels<T>().pointwise_scratch(call);
     std::vector<std::vector<double>> partial(parts);
     std::vector<double> inner(parts);
     parallel(parts, threads, [&](long part) {
@@ -200,7 +200,6 @@ struct PointwiseJob {
  private:
   static constexpr long TILE = 24;  // pixels of a tile; parts begin at multiples of it, so that few tiles are divided
 
-  long pieces(long most) const { return std::max(1L, std::min(most, call.pixels / TILE)); }
   long begin(long part, long parts) const {
     return part == parts ? call.pixels : call.pixels / TILE * part / parts * TILE;
   }

@@ -17,8 +17,6 @@ const Kernels<T>& kernels();   // the kernels of the best instruction set of thi
 const char* instruction_set();  // the name of that instruction set
 long& cache_budget();          // bytes of a chunk, by default most of the second-level cache; tests make it small
 
-constexpr long PARTIALS = 16 << 20;  // bytes of partial gradients of the values above which each thread has only one
-
 template <class T>
 struct Lists {  // the multiply-adds of a call as rows of entries (offset, weight)
   std::vector<int32_t> starts[4];
@@ -145,8 +143,7 @@ struct Job {  // one call, forwards or backwards
   // Returns <x, D'y> and writes the gradient of the values. The number of threads alone fixes the order of the sums.
   double backward(int threads, T* values, long count) {
     const long size = kernels<T>().scratch(call, true), all = long(chunks.list.size());
-    const long most = std::max<long>(threads, std::min<long>(4 * threads, PARTIALS / (8 * std::max(1L, count))));
-    const long parts = std::max(1L, std::min(all, most));
+    const long parts = parts_of(all, 8 * count, threads);
     std::vector<std::vector<double>> partial(parts);
     std::vector<double> alpha(parts);
     parallel(parts, threads, [&](long part) {
