@@ -2,10 +2,11 @@
 
     python benchmarks/roofline.py [--batch 128]
 
-The ceilings are measured, not read off a data sheet: multiply-adds of a large float32 matrix product, bytes of a copy
-between two tensors that no cache holds. For each layer the forward and the backward pass of the kernels alone, with
+The ceilings are measured, not read off a data sheet: multiply-adds of a large float32 matrix product or convolution, the
+faster of both, bytes of a copy between two tensors that no cache holds. For each layer the forward and the backward pass of the kernels alone, with
 the multiply-adds that they perform and the bytes that must at least move (x and y once; backwards x, y and both
-gradients). A share near 100 % of either ceiling is the end of the road. Writes
+gradients). What bounds a kernel is the ceiling that would take longer for this work alone, and `of_bound` is the share
+of that ceiling which it reaches; near 100 % is the end of the road. Every native route is among the layers. Writes
 results/bench-roofline.csv.
 """
 
@@ -37,6 +38,7 @@ class Layer(NamedTuple):
     side: int
     nnz: int
     offset: str
+    groups: int = 1
 
 
 LAYERS = [
@@ -54,7 +56,14 @@ LAYERS = [
     Layer(64, 256, 1, 1, 32, 434, "dct"),
     Layer(1024, 256, 1, 1, 8, 434, "dct"),
     Layer(2048, 512, 1, 1, 4, 434, "dct"),
+    Layer(64, 3, 3, 1, 32, 200, "dct"),
+    Layer(192, 192, 3, 1, 32, 200, "dct", groups=192),
+    Layer(64, 64, 1, 1, 32, 100, "dct"),
+    Layer(32, 32, 1, 1, 32, 200, "dct"),
+    Layer(256, 256, 1, 1, 8, 434, "hadamard"),
+    Layer(4096, 4096, 1, 1, 1, 1678, "dct"),
 ]
+ROUTES = {"sparse", "filters", "depthwise", "pixels", "matrix", "line", "spectrum", "product", "hadamard"}  # all native
 
 
 def seconds(run: Callable[[], object]) -> float:
@@ -68,16 +77,24 @@ def seconds(run: Callable[[], object]) -> float:
 
 
 def ceilings() -> tuple[float, float]:
-    """Multiply-adds and bytes per second: a product of 2048 x 2048 matrices, a copy of 256 MB."""
+    """Multiply-adds per second of the faster of torch's products and its convolutions; bytes per second of a copy.
+
+    The matrices are 2048 x 2048, the convolution is 256 -> 256, 3x3, 32px, the copy has 256 MB. On some processors the
+    library of the products does not use the widest vectors, and that of the convolutions does.
+    """
     a, b = torch.randn(2048, 2048), torch.randn(2048, 2048)
+    x = torch.randn(8, 256, 32, 32).contiguous(memory_format=torch.channels_last)
+    weight = torch.randn(256, 256, 3, 3).contiguous(memory_format=torch.channels_last)
+    product = 2048**3 / seconds(lambda: a @ b)
+    convolution = 8 * 32 * 32 * weight.numel() / seconds(lambda: torch.conv2d(x, weight, padding=1))
     source, target = torch.randn(1 << 26), torch.empty(1 << 26)
-    return 2048**3 / seconds(lambda: a @ b), 2 * source.nbytes / seconds(lambda: target.copy_(source))
+    return max(product, convolution), 2 * source.nbytes / seconds(lambda: target.copy_(source))
 
 
-def measure(layer: Layer, batch: int) -> list[tuple[str, float, int, int]]:
-    """(direction, seconds, multiply-adds, bytes) of the forward and the backward pass."""
-    shape = layer.filters, layer.channels, layer.kernel, layer.kernel
-    geometry = Geometry(shape, (layer.stride,) * 2, (layer.kernel // 2,) * 2, (1, 1))
+def measure(layer: Layer, batch: int) -> list[tuple[str, str, float, int, int]]:
+    """(route, direction, seconds, multiply-adds, bytes) of the forward and the backward pass."""
+    shape = layer.filters, layer.channels // layer.groups, layer.kernel, layer.kernel
+    geometry = Geometry(shape, (layer.stride,) * 2, (layer.kernel // 2,) * 2, (1, 1), layer.groups)
     x = torch.randn(batch, layer.channels, layer.side, layer.side).contiguous(memory_format=torch.channels_last)
     size = layer.side // layer.stride
     y = torch.randn(batch, layer.filters, size, size).contiguous(memory_format=torch.channels_last)
@@ -89,8 +106,11 @@ def measure(layer: Layer, batch: int) -> list[tuple[str, float, int, int]]:
     once = route.multiply_adds(x, layer.nnz)
     gradient = y.numel() // layer.filters * layer.nnz
     return [
-        ("forward", seconds(lambda: route.forward(*args)), once, x.nbytes + y.nbytes),
-        ("backward", seconds(lambda: route.backward(y, *args, needs)), once + gradient, 2 * x.nbytes + y.nbytes),
+        (route.name, "forward", seconds(lambda: route.forward(*args)), once, x.nbytes + y.nbytes),
+        (
+            *(route.name, "backward", seconds(lambda: route.backward(y, *args, needs))),
+            *(once + gradient, 2 * x.nbytes + y.nbytes),
+        ),
     ]
 
 
@@ -103,19 +123,24 @@ def main() -> None:
     print(f"ceilings: {peak / 1e9:.0f} G multiply-adds/s, {bandwidth / 1e9:.1f} GB/s")
     rows = []
     for layer in LAYERS:
-        for direction, time_, macs, moved in measure(layer, options.batch):
+        for route, direction, time_, macs, moved in measure(layer, options.batch):
             share = macs / time_ / peak, moved / time_ / bandwidth
+            bound = (
+                "peak" if share[0] > share[1] else "bandwidth"
+            )  # the ceiling that would take longer is the nearer one
             name = f"{layer.channels} -> {layer.filters}, {layer.kernel}x{layer.kernel}/{layer.stride}, {layer.side}px"
             print(
-                f"{name:30} {layer.offset:11} nnz {layer.nnz:6} {direction:8} {1e3 * time_:7.2f} ms"
-                f" {macs / time_ / 1e9:6.1f} G/s = {share[0]:4.0%} of peak,"
-                f" {moved / time_ / 1e9:5.1f} GB/s = {share[1]:4.0%} of bandwidth"
+                f"{name:30} {layer.offset:11} nnz {layer.nnz:6} {route:9} {direction:8} {1e3 * time_:7.2f} ms"
+                f" {macs / time_ / 1e9:6.1f} G/s, {moved / time_ / 1e9:5.1f} GB/s: {max(share):4.0%} of the {bound}"
             )
-            rows.append([*layer, options.batch, torch.get_num_threads(), direction, f"{1e3 * time_:.4g}"])
+            rows.append([*layer, route, options.batch, torch.get_num_threads(), direction, f"{1e3 * time_:.4g}"])
             rows[-1] += [macs, moved, f"{macs / time_ / 1e9:.4g}", f"{moved / time_ / 1e9:.4g}"]
-            rows[-1] += [f"{share[0]:.3f}", f"{share[1]:.3f}", f"{peak / 1e9:.4g}", f"{bandwidth / 1e9:.4g}"]
-    header = "filters channels kernel stride side nnz offset batch threads direction ms macs bytes gmacs_s gb_s"
-    write("roofline", [*header.split(), "of_peak", "of_bandwidth", "peak_gmacs_s", "bandwidth_gb_s"], rows)
+            rows[-1] += [f"{share[0]:.3f}", f"{share[1]:.3f}", bound, f"{max(share):.3f}"]
+            rows[-1] += [f"{peak / 1e9:.4g}", f"{bandwidth / 1e9:.4g}"]
+    print(f"routes without a layer here: {', '.join(ROUTES - {row[8] for row in rows}) or 'none'}")
+    header = "filters channels kernel stride side nnz offset groups route batch threads direction ms macs bytes gmacs_s"
+    shares = "gb_s of_peak of_bandwidth bound of_bound peak_gmacs_s bandwidth_gb_s"
+    write("roofline", [*header.split(), *shares.split()], rows)
 
 
 if __name__ == "__main__":
