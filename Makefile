@@ -79,14 +79,17 @@ help-pages: $(VENV)/.dev  ## writes the help of the commands into the pages of d
 docs: $(VENV)/.dev  ## the pages of docs/ as a site in build/site; a broken link is an error
 	$(BIN)/mkdocs build --quiet --strict
 
-STEPS := --steps 5 --warmup 1
-bench: $(VENV)/.dev  ## the tables of the README, about an hour with nothing else running; replaces results/bench-*
+STEPS := --steps 7 --warmup 1
+DENSE_PEERS := --peers published onnxruntime openvino
+bench: $(VENV)/.dev  ## the tables of the README, about half an hour with nothing else running; replaces results/bench-*
 	$(BIN)/dctps bench step --models vgg19 --densities 1e-3 --offsets dct dct_signed hadamard/spatial/channel/lowest/0 $(STEPS)
 	$(BIN)/dctps bench step --models vgg19 --densities 1e-2 --offsets dct $(STEPS)
-	$(BIN)/dctps bench step --models resnet18 mobilenetv2 --densities 1e-3 --offsets dct $(STEPS)
-	$(BIN)/dctps bench step --models mobilenetv2 --densities 1e-3 --offsets dct --steps 11
-	$(BIN)/dctps bench step --models resnet50 --densities 1e-3 --offsets dct --steps 7
-	$(BIN)/dctps bench step --models vgg19 resnet50 --densities 1e-3 --offsets dct --batch 32 --inference $(STEPS)
+	$(BIN)/dctps bench step --models resnet18 --densities 1e-3 --offsets dct $(STEPS)
+	$(BIN)/dctps bench step --models mobilenetv2 --densities 1e-3 --offsets dct --steps 11 --warmup 1
+	$(BIN)/dctps bench step --models resnet50 --densities 1e-3 --offsets dct $(STEPS)
+	$(BIN)/dctps bench step --models resnet18 --width 16 --densities 1e-2 --offsets dct --threads 1 --steps 11
+	$(BIN)/dctps bench step --models vgg19 resnet50 --densities 1e-3 --offsets dct --batch 32 --inference $(DENSE_PEERS) --steps 11
+	$(BIN)/dctps bench step --models vgg19 resnet50 --densities 1e-3 --offsets dct --batch 1 --inference $(DENSE_PEERS) --steps 21
 	$(BIN)/dctps bench step --models vgg19 resnet18 --densities 1e-2 1e-3 1e-4 --offsets none --batch 32 $(STEPS)
 	$(BIN)/dctps bench step --models vgg19 resnet18 --densities 1e-2 1e-3 1e-4 --offsets none --batch 128 $(STEPS)
 	$(BIN)/dctps bench scaling
@@ -94,6 +97,7 @@ bench: $(VENV)/.dev  ## the tables of the README, about an hour with nothing els
 	$(BIN)/python benchmarks/linear_step.py
 	$(BIN)/python benchmarks/roofline.py
 	$(BIN)/python benchmarks/input_pipeline.py --step
+	$(BIN)/python benchmarks/busy_neighbour.py
 
 clean:  ## the environment and everything that tools leave behind
 	rm -rf $(VENV) build demo .pytest_cache .mypy_cache .ruff_cache .hypothesis

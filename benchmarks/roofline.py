@@ -2,12 +2,14 @@
 
     python benchmarks/roofline.py [--batch 128]
 
-The ceilings are measured, not read off a data sheet: multiply-adds of a large float32 matrix product or convolution, the
-faster of both, bytes of a copy between two tensors that no cache holds. For each layer the forward and the backward pass of the kernels alone, with
-the multiply-adds that they perform and the bytes that must at least move (x and y once; backwards x, y and both
-gradients). What bounds a kernel is the ceiling that would take longer for this work alone, and `of_bound` is the share
-of that ceiling which it reaches; near 100 % is the end of the road. Every native route is among the layers. Writes
-results/bench-roofline.csv.
+The ceilings are measured, not read off a data sheet. The peak is the most multiply-adds per second that were seen in a
+large float32 matrix product, in a convolution of torch or in any of the kernels: the libraries of torch do not use the
+widest vectors of every processor. The bandwidth is that of a copy between two tensors that no cache holds.
+
+For each layer the forward and the backward pass of the kernels alone are measured, with the multiply-adds that they
+perform and the bytes that must at least move (x and y once; backwards x, y and both gradients). What bounds a kernel is
+the ceiling that would take longer for this work alone, and `of_bound` is the share of that ceiling which it reaches;
+near 100 % is the end of the road. Every native route is among the layers. Writes results/bench-roofline.csv.
 """
 
 import argparse
@@ -120,23 +122,22 @@ def main() -> None:
     options = parser.parse_args()
     keep_memory()
     peak, bandwidth = ceilings()
+    measured = [(layer, *row) for layer in LAYERS for row in measure(layer, options.batch)]
+    peak = max(peak, *(macs / time_ for *_, time_, macs, _ in measured))
     print(f"ceilings: {peak / 1e9:.0f} G multiply-adds/s, {bandwidth / 1e9:.1f} GB/s")
     rows = []
-    for layer in LAYERS:
-        for route, direction, time_, macs, moved in measure(layer, options.batch):
-            share = macs / time_ / peak, moved / time_ / bandwidth
-            bound = (
-                "peak" if share[0] > share[1] else "bandwidth"
-            )  # the ceiling that would take longer is the nearer one
-            name = f"{layer.channels} -> {layer.filters}, {layer.kernel}x{layer.kernel}/{layer.stride}, {layer.side}px"
-            print(
-                f"{name:30} {layer.offset:11} nnz {layer.nnz:6} {route:9} {direction:8} {1e3 * time_:7.2f} ms"
-                f" {macs / time_ / 1e9:6.1f} G/s, {moved / time_ / 1e9:5.1f} GB/s: {max(share):4.0%} of the {bound}"
-            )
-            rows.append([*layer, route, options.batch, torch.get_num_threads(), direction, f"{1e3 * time_:.4g}"])
-            rows[-1] += [macs, moved, f"{macs / time_ / 1e9:.4g}", f"{moved / time_ / 1e9:.4g}"]
-            rows[-1] += [f"{share[0]:.3f}", f"{share[1]:.3f}", bound, f"{max(share):.3f}"]
-            rows[-1] += [f"{peak / 1e9:.4g}", f"{bandwidth / 1e9:.4g}"]
+    for layer, route, direction, time_, macs, moved in measured:
+        share = macs / time_ / peak, moved / time_ / bandwidth
+        bound = "peak" if share[0] > share[1] else "bandwidth"  # the ceiling that would take longer is the nearer one
+        name = f"{layer.channels} -> {layer.filters}, {layer.kernel}x{layer.kernel}/{layer.stride}, {layer.side}px"
+        print(
+            f"{name:30} {layer.offset:11} nnz {layer.nnz:6} {route:9} {direction:8} {1e3 * time_:7.2f} ms"
+            f" {macs / time_ / 1e9:6.1f} G/s, {moved / time_ / 1e9:5.1f} GB/s: {max(share):4.0%} of the {bound}"
+        )
+        rows.append([*layer, route, options.batch, torch.get_num_threads(), direction, f"{1e3 * time_:.4g}"])
+        rows[-1] += [macs, moved, f"{macs / time_ / 1e9:.4g}", f"{moved / time_ / 1e9:.4g}"]
+        rows[-1] += [f"{share[0]:.3f}", f"{share[1]:.3f}", bound, f"{max(share):.3f}"]
+        rows[-1] += [f"{peak / 1e9:.4g}", f"{bandwidth / 1e9:.4g}"]
     print(f"routes without a layer here: {', '.join(ROUTES - {row[8] for row in rows}) or 'none'}")
     header = "filters channels kernel stride side nnz offset groups route batch threads direction ms macs bytes gmacs_s"
     shares = "gb_s of_peak of_bandwidth bound of_bound peak_gmacs_s bandwidth_gb_s"

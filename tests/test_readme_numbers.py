@@ -26,11 +26,19 @@ def body(heading):
     return [cells(line) for line in lines.split("\n\n")[0].splitlines()]
 
 
-def medians(path, model, density, offset="none"):
-    """Milliseconds by contender, and of how many steps they are the medians."""
+def medians(path, network, density, offset="none"):
+    """Milliseconds by contender, and of how many steps they are the medians.
+
+    network: its name and, if it is not the usual one, " of width" and its width.
+    """
+    model, _, width = network.partition(" of width ")
     with (ROOT / path).open(newline="") as file:
-        wanted = model.lower(), density, offset
-        rows = [r for r in csv.DictReader(file) if (r["model"], float(r["density"]), r["offset"]) == wanted]
+        wanted = model.lower(), width, density, offset
+        rows = [
+            r
+            for r in csv.DictReader(file)
+            if (r["model"], r.get("width", ""), float(r["density"]), r["offset"]) == wanted
+        ]
     return {row["contender"]: float(row["median_ms"]) for row in rows}, {row["steps"] for row in rows}
 
 
@@ -124,7 +132,7 @@ def test_shares_of_the_peak(sentence):
 
 
 def test_inference():
-    (path,) = re.findall(r"results/\S*-inference\.csv", SECTION)
+    (path,) = re.findall(r"results/[^\s)]*-b32-inference[^\s)]*\.csv", SECTION)
     found = re.findall(r"Inference \(batch 32\): VGG19 ([\d.]+x), ResNet50 ([\d.]+x)", SECTION)[0]
     for text, model in zip(found, ("vgg19", "resnet50"), strict=True):
         times, _ = medians(path, model, 0.001, "dct")

@@ -91,12 +91,14 @@ class Steps:
     """Channels in the first stage of the ResNets and VGGs; None takes the usual width."""
     peers: tuple[str, ...] | None = None
     """Who takes part beside the dense network and ours: published (two dense products, dense gradients),
-    dense_compiled (torch.compile), sparseprop and sparselab (both for the offset none, the latter for linear
-    networks), onnxruntime and openvino (dense, inference). What is not installed is left out, with a word.
+    dense_compiled (torch.compile), onnxruntime, openvino (both dense, for --inference),
+    sparseprop, sparselab (both for the offset none, sparselab for linear networks).
+    What is not installed is left out, with a word.
     None stands for published and, for the offset none, sparseprop."""
     against: str | None = None
-    """A commit, branch or tag of this repository, or a wheel of dctps: it is installed into a temporary folder, and
-    both versions take their steps in turn, each in a process of its own."""
+    """A commit, branch or tag of this repository, or a wheel of dctps.
+    It is installed into a temporary folder.
+    Both versions take their steps in turn, each in a process of its own."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "offsets", tuple(map(offset_name, self.offsets)))

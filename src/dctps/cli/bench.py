@@ -1,4 +1,4 @@
-"""`dctps bench`: speed and memory on this machine, against dense layers, the published formulation and SparseProp."""
+"""`dctps bench`: speed and memory on this machine, against dense layers, the published formulation, other packages."""
 
 import dataclasses
 from pathlib import Path
@@ -71,10 +71,12 @@ machine does hits all alike; medians are reported, on the screen and as a table 
 what was measured, as bench-step-vgg19-dct-1e-3-b128.csv does; a later run with the same name replaces it.
 
   layers    the layers of a network one by one: torch's layer against each way ours can take
-  step      whole training steps or inferences: dense, the published formulation, ours, SparseProp if installed
+  step      whole training steps or inferences: dense, ours, and peers: the published formulation, other packages
   scaling   one layer: time against its size and against its density
 
   dctps bench layers --model lenet                       seconds
   dctps bench step --models resnet18 --densities 1e-3    minutes
+  dctps bench step --models vgg19 --batch 1 --inference --peers onnxruntime openvino
+  dctps bench step --models vgg19 --against HEAD~1       this version against another one
 
 dctps bench SUBJECT --help says more."""
