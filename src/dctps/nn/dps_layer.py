@@ -7,7 +7,7 @@ name of the offset and the shape of the weight.
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -19,9 +19,10 @@ from dctps.nn.arguments import check_numbers, choose_support
 from dctps.nn.built_weight import refuse_changes
 from dctps.nn.supported import SupportedLayer
 from dctps.ops import autotune, functional, routes
+from dctps.ops.bound import BoundLayer
 from dctps.ops.functional import AUTO
 from dctps.ops.route import Route, forward_layout
-from dctps.ops.weight import dense_weight
+from dctps.ops.weight import dense_weight, is_eager
 
 
 class DpsLayer(SupportedLayer):
@@ -30,6 +31,7 @@ class DpsLayer(SupportedLayer):
     values: nn.Parameter  # (nnz,), the entries of S
     alpha: Tensor | None  # (1,), a Parameter if it trains; None without an offset
     bias: nn.Parameter | None
+    _bound: BoundLayer | None = None
     observer: Callable[[Tensor, Tensor], Tensor] | None = None  # is given x and W x + bias, and returns the output
 
     def _build(
@@ -108,6 +110,8 @@ class DpsLayer(SupportedLayer):
     def __setattr__(self, name: str, value: Any) -> None:
         if name in _ADVICE:
             raise AttributeError(f"{name} of a {type(self).__name__} cannot be set: {_ADVICE[name]}")
+        if name in ("offset", "geometry"):
+            self.__dict__.pop("_bound", None)
         super().__setattr__(name, value)
 
     def chosen_backend(self, x: Tensor) -> str:  # x: (batch, channels, *spatial)
@@ -130,9 +134,30 @@ class DpsLayer(SupportedLayer):
 
     def _multiply(self, x: Tensor) -> Tensor:  # x as `_as_batch` gives it
         self._check_positions()
-        args = x, self.values, self.positions, self.alpha, self.bias, self.offset, self.geometry
-        y = functional.multiply(*args, self.chosen_backend(x))
+        own = self._parameters  # a name that is not there is computed, or a buffer
+        values = own["values"] if "values" in own else self.values
+        alpha = own["alpha"] if "alpha" in own else self.alpha
+        bias = own["bias"] if "bias" in own else self.bias
+        if is_eager():
+            choice = autotune.settings() if self.backend == AUTO else self.backend
+            y = self._bound_layer().multiply(x, values, self._positions, alpha, bias, choice, self.chosen_backend)  # type: ignore[arg-type]
+        else:
+            args = x, values, self._positions, alpha, bias, self.offset, self.geometry
+            y = functional.multiply(*args, self.chosen_backend(x))  # type: ignore[arg-type]
         return y if self.observer is None else self.observer(x, y)
+
+    def _bound_layer(self) -> BoundLayer:
+        """Return what the calls of this layer have prepared, which is no part of its state and of its copies."""
+        if self._bound is None:
+            self._bound = BoundLayer(self.offset, self.geometry)
+        return self._bound
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        self._bound = None
+        return super()._apply(fn, recurse)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_bound"}
 
     @torch.inference_mode(False)
     @torch.no_grad()

@@ -59,13 +59,14 @@ class DpsLinear(DpsLayer):
         )
 
     def forward(self, x: Tensor) -> Tensor:  # (..., in_features) -> (..., out_features)
-        return self._multiply(self._as_batch(x)).view(*x.shape[:-1], self.out_features)
+        y = self._multiply(self._as_batch(x))
+        return y if x.dim() == 2 else y.view(*x.shape[:-1], self.out_features)
 
     def _as_batch(self, x: Tensor) -> Tensor:  # (..., in_features) -> (rows, in_features)
         check_input(x, self.values)
         if x.shape[-1:] != (self.in_features,):
             raise ValueError(f"expected an input (..., {self.in_features}), not {tuple(x.shape)}")
-        return x.reshape(-1, self.in_features)
+        return x if x.dim() == 2 else x.reshape(-1, self.in_features)
 
     def _arguments(self) -> str:
         return f"{self.in_features} -> {self.out_features}"

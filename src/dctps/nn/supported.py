@@ -72,7 +72,7 @@ class SupportedLayer(nn.Module):
         """Raise RuntimeError if the values were copied from, or averaged with, those of another support."""
         if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
             return
-        mark = _mark(self._positions), _mark(self.fingerprint)
+        mark = _mark(self._positions), _mark(self._buffers["fingerprint"])
         if mark != self._checked:
             self._compare_fingerprint()
             self._checked = mark

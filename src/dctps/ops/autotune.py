@@ -33,6 +33,7 @@ from dctps.core.geometry import Geometry
 from dctps.core.offsets import Offset
 from dctps.core.patch_offset import PatchOffset
 from dctps.ops import functional, native
+from dctps.ops.bound import BoundLayer
 from dctps.ops.weight import offset_by_name, torch_func_is_active
 
 # the measurement
@@ -69,6 +70,7 @@ Times = dict[str, float]  # backend -> milliseconds
 _measuring_is_off = contextvars.ContextVar("measuring_is_off", default=False)
 _lock = threading.RLock()
 _times: dict[Case, Times] = {}  # times that this process has used
+_preferred_changes = 0  # how often `_preferred` has changed
 _preferred: dict[str, Times] = {}  # times by the name of a case, which come before those in the file
 
 
@@ -83,6 +85,16 @@ def choose(x: Tensor, nnz: int, offset: Offset | None, geometry: Geometry) -> st
     times = measured_times(_case_of(x, nnz, offset, geometry))
     timed = [backend for backend in functional.backends() if math.isfinite(times.get(backend, math.inf))]
     return min(timed, key=lambda backend: times[backend]) if timed else backend_by_rule(geometry, nnz)
+
+
+def settings() -> tuple[object, ...]:
+    """Return all that `choose` depends on beside its arguments, gradients, autocast and the number of threads."""
+    return _environment.get(_FORCED), _environment.get(_TUNE), _measuring_is_off.get(), _preferred_changes
+
+
+# `os.environ` translates names and values in each access, which takes longer than a small layer can wait
+_environment = os.environ._data  # type: ignore[attr-defined]
+_FORCED, _TUNE = (os.environ.encodekey(name) for name in ("DCTPS_BACKEND", "DCTPS_TUNE"))  # type: ignore[attr-defined]
 
 
 @contextlib.contextmanager
@@ -171,8 +183,10 @@ def used_times() -> dict[str, Times]:
 
 def prefer_times(times_by_name: dict[str, Times]) -> None:
     """Use these times before any other, so that a resumed run chooses the same backends as before."""
+    global _preferred_changes
     with _lock:
         _preferred.update(times_by_name)
+        _preferred_changes += 1
         _times.clear()
 
 
@@ -241,9 +255,11 @@ def _layer_run(case: Case, backend: str) -> Callable[[], None]:
     alpha = None if offset is None else torch.ones((), dtype=case.dtype, requires_grad=case.gradients)
     wanted = [t for t in (x, values, alpha) if t is not None and t.requires_grad]
 
+    layer = BoundLayer(offset, g)
+
     def run() -> None:
         with torch.set_grad_enabled(case.gradients):
-            y = functional.multiply(x, values, positions, alpha, None, offset, g, backend)
+            y = layer.multiply(x, values, positions, alpha, None, backend, lambda _: backend)
             if wanted:
                 torch.autograd.grad(y, wanted, torch.ones_like(y))
 

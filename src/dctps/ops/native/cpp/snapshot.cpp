@@ -10,7 +10,7 @@ namespace dctps {
 
 namespace {
 
-using Vector = nb::ndarray<nb::ro, nb::ndim<1>, nb::device::cpu>;
+using Vector = nb::ndarray<nb::ro, nb::device::cpu>;
 
 class Snapshot {
  public:
@@ -42,7 +42,9 @@ class Snapshot {
   };
   std::vector<Copy> copies;
 
-  static bool is_dense(const Vector& vector) { return vector.size() < 2 || vector.stride(0) == 1; }
+  static bool is_dense(const Vector& vector) {  // of at most one axis
+    return vector.size() < 2 || (vector.ndim() == 1 && vector.stride(0) == 1);
+  }
 };
 
 }  // namespace
