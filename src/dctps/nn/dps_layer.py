@@ -17,7 +17,7 @@ from dctps.core.offsets import Offset, OffsetLike, offset_name, resolve
 from dctps.core.support import Support
 from dctps.nn.arguments import check_numbers, choose_support
 from dctps.nn.built_weight import refuse_changes
-from dctps.nn.supported import SupportedLayer
+from dctps.nn.supported import SupportedLayer, mark_of
 from dctps.ops import autotune, functional, routes
 from dctps.ops.bound import BoundLayer
 from dctps.ops.functional import AUTO
@@ -146,6 +146,25 @@ class DpsLayer(SupportedLayer):
             y = functional.multiply(*args, self.chosen_backend(x))  # type: ignore[arg-type]
         return y if self.observer is None else self.observer(x, y)
 
+    def _known_weight(self, x: Tensor) -> Tensor | None:
+        """Return W if it is kept and nothing has changed since inputs of this shape came here before, else None.
+
+        `_multiply` would come to the same W. Small layers compute less than its way there takes.
+        """
+        if not is_eager() or self._bound is None:  # in this order: torch.compile must not look at what is prepared
+            return None
+        kept = self._bound.prepared
+        if kept is None or torch.is_grad_enabled() or type(x) is not Tensor or self.observer is not None:
+            return None
+        own = self._parameters
+        values, alpha = own.get("values"), own["alpha"] if "alpha" in own else self._buffers.get("alpha")
+        choice = autotune.settings() if self.backend == AUTO else self.backend
+        if (x.shape, x.dtype, choice) != kept.served or values is not kept.values or alpha is not kept.alpha:
+            return None
+        if self._checked is None or self._checked[1] != mark_of(self._buffers["fingerprint"]):
+            return None
+        return kept.weight if kept.holds(values, self._positions, alpha) else None
+
     def _bound_layer(self) -> BoundLayer:
         """Return what the calls of this layer have prepared, which is no part of its state and of its copies."""
         if self._bound is None:
@@ -157,7 +176,7 @@ class DpsLayer(SupportedLayer):
         return super()._apply(fn, recurse)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_bound"}
+        return {name: value for name, value in self.__dict__.items() if name not in _PREPARED}
 
     @torch.inference_mode(False)
     @torch.no_grad()
@@ -231,6 +250,7 @@ class DpsLayer(SupportedLayer):
         )
 
 
+_PREPARED = ("_bound", "_checked", "_own_fingerprint")  # attributes that belong to the very tensors of a layer
 _MOVE = "its places and their number change by layer.move(support, values)"
 _ADVICE = {  # attributes that a layer does not let others set, and what to do instead
     "weight": "W = alpha D + S is not stored; change layer.values (S at the support), or layer.move(support, values)",

@@ -25,22 +25,24 @@ MOST_PLANS = 64  # kinds of inputs that a layer remembers
 class PreparedWeight:
     """The weight W, with a copy of the numbers from which it was built."""
 
-    def __init__(self, weight: Tensor, *sources: Tensor | None) -> None:
-        self.weight = weight
-        self._copies = None if native.kernels is None else native.kernels.Snapshot([to_dlpack(t) for t in _there(sources)])
-        self._tensors = [t.detach().clone() for t in _there(sources)] if self._copies is None else []
+    served: Hashable = None  # shape and type of the last input for which it was used, and what chose the backend
 
-    def holds(self, *sources: Tensor | None) -> bool:
-        """Return whether W is still that of these values, positions and alpha."""
-        if self._copies is not None:
-            same: bool = self._copies.matches(*[to_dlpack(t) for t in sources if t is not None])
-            return same
-        now = _there(sources)
-        return len(now) == len(self._tensors) and all(map(_equal, now, self._tensors))
+    def __init__(self, weight: Tensor, values: Tensor, positions: Tensor, alpha: Tensor | None) -> None:
+        self.weight, self.values, self.alpha = weight, values, alpha
+        sources = [t.detach().contiguous() for t in (values, positions, alpha) if t is not None]
+        self._tensors = [] if native.kernels is not None else [source.clone() for source in sources]
+        self._copies: Any = None if native.kernels is None else native.kernels.Snapshot(list(map(to_dlpack, sources)))
 
-
-def _there(tensors: tuple[Tensor | None, ...]) -> list[Tensor]:
-    return [tensor for tensor in tensors if tensor is not None]
+    def holds(self, values: Tensor, positions: Tensor, alpha: Tensor | None) -> bool:
+        """Return whether W is still that of these numbers."""
+        if self._copies is None:
+            sources = [t for t in (values, positions, alpha) if t is not None]
+            return len(sources) == len(self._tensors) and all(map(_equal, sources, self._tensors))
+        if alpha is None:
+            same: bool = self._copies.matches(to_dlpack(values), to_dlpack(positions))
+        else:
+            same = self._copies.matches(to_dlpack(values), to_dlpack(positions), to_dlpack(alpha))
+        return same
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:
@@ -53,7 +55,6 @@ class BoundLayer:
     def __init__(self, offset: Offset | None, geometry: Geometry) -> None:
         self.offset, self.geometry = offset, geometry
         self.prepared: PreparedWeight | None = None
-        self._served: Hashable = None  # the last kind of input for which W was used
         self._plans: dict[Hashable, tuple[str, eager.Plan | None]] = {}
         self._is_named = offset is None or isinstance(offset, PatchOffset)  # else it may change, and we do not see it
 
@@ -75,22 +76,17 @@ class BoundLayer:
         if torch._C._is_any_autocast_enabled() or not _are_plain(x, values, alpha):
             return functional.multiply(x, *layer, self.offset, self.geometry, choose(x))
         keeps = not (torch.is_grad_enabled() and (values.requires_grad or (alpha is not None and alpha.requires_grad)))
-        if keeps and self.prepared is not None and self._served == (x.shape, x.dtype, choice):
-            return convolve(x, self._weight(values, positions, alpha), bias, self.geometry)
+        if not keeps:
+            self.prepared = None
         backend, plan = self._plan(x, values, choice, choose)
         if plan is not None:
             return eager.multiply(x, *layer, plan)
-        if backend == "dense" and keeps and self._can_keep(x, *layer):
-            self._served = x.shape, x.dtype, choice
-            return convolve(x, self._weight(values, positions, alpha), bias, self.geometry)
-        self.prepared = None if not keeps else self.prepared
+        if backend == "dense" and self._is_named and x.is_cpu and _share_type(x, values, alpha, bias):
+            weight = self._kept(values, positions, alpha) if keeps else self._built(values, positions, alpha)
+            if keeps and self.prepared is not None:
+                self.prepared.served = x.shape, x.dtype, choice
+            return convolve(x, weight, bias, self.geometry)
         return functional.multiply(x, *layer, self.offset, self.geometry, backend)
-
-    def _can_keep(self, x: Tensor, *layer: Tensor | None) -> bool:
-        """Return whether W can be kept: changes are seen in tensors on the CPU, and torch's product takes one type."""
-        values, _, alpha, bias = layer
-        types = {t.dtype for t in (x, values, alpha, bias) if t is not None}
-        return self._is_named and x.is_cpu and values is not None and values.is_cpu and len(types) == 1
 
     def _plan(
         self, x: Tensor, values: Tensor, choice: Hashable, choose: Callable[[Tensor], str]
@@ -111,14 +107,24 @@ class BoundLayer:
     def _has_plan(self, x: Tensor, values: Tensor) -> bool:
         return self._is_named and x.is_cpu and x.dtype == values.dtype and x.dtype in (torch.float32, torch.float64)
 
-    def _weight(self, values: Tensor, positions: Tensor, alpha: Tensor | None) -> Tensor:
+    def _kept(self, values: Tensor, positions: Tensor, alpha: Tensor | None) -> Tensor:
         """Return W, built if the layer has changed since the last call."""
-        if self.prepared is None or not self.prepared.holds(values, positions, alpha):
+        kept = self.prepared
+        if kept is None or not kept.holds(values, positions, alpha):
             with torch.inference_mode(False), torch.no_grad():  # a tensor made in inference mode could not serve later
-                sources = [None if t is None else t.detach().contiguous() for t in (values, positions, alpha)]
-                weight = dense_weight(values, positions, alpha, self.offset, self.geometry.weight_shape)
-            self.prepared = PreparedWeight(weight, *sources)
-        return self.prepared.weight
+                kept = PreparedWeight(self._built(values, positions, alpha), values, positions, alpha)
+            self.prepared = kept
+        return kept.weight
+
+    def _built(self, values: Tensor, positions: Tensor, alpha: Tensor | None) -> Tensor:
+        return dense_weight(values, positions, alpha, self.offset, self.geometry.weight_shape)
+
+
+def _share_type(x: Tensor, values: Tensor, alpha: Tensor | None, bias: Tensor | None) -> bool:
+    """Return whether all numbers are of one type and on the CPU, where a comparison waits for nothing."""
+    dtype = x.dtype
+    other = [t for t in (alpha, bias) if t is not None and (t.dtype != dtype or not t.is_cpu)]
+    return values.dtype == dtype and values.is_cpu and not other
 
 
 def _are_plain(x: Tensor, values: Tensor, alpha: Tensor | None) -> bool:

@@ -37,7 +37,9 @@ class Plan:
         route = routes.choose(offset, geometry, forward_layout(x, geometry), "native", nnz)
         return cls(geometry, offset, nnz, route, (-1, *(1 for _ in geometry.kernel)), {})
 
-    def forward(self, x: Tensor, values: Tensor, positions: Tensor, alpha: Tensor | None, bias: Tensor | None) -> Tensor:
+    def forward(
+        self, x: Tensor, values: Tensor, positions: Tensor, alpha: Tensor | None, bias: Tensor | None
+    ) -> Tensor:
         """Return (alpha D + S) x + bias, without a graph."""
         y = self.route.forward(x, values, positions, alpha)
         if bias is not None:

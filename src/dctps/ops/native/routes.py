@@ -178,8 +178,13 @@ class PixelRoute:
     def _layer(self, values: Tensor, positions: Tensor, alpha: Tensor | None) -> tuple[Any, ...]:
         """Return D, alpha, the support and the values as the kernels take them."""
         assert alpha is not None
-        D = stored_weight(self.offset, values.dtype, values.device).view(self.offset.shape)
-        return _array(D), alpha.item(), compiled_support(positions, self.geometry), _array(values.contiguous())
+        D = stored_weight(self.offset, values.dtype, values.device)
+        return (
+            _array(D if D.dim() == 2 else D.view(self.offset.shape)),
+            alpha.item(),
+            compiled_support(positions, self.geometry),
+            _array(values.contiguous()),
+        )
 
     def multiply_adds(self, x: Tensor, nnz: int) -> int:
         return count_dense(x, self.geometry)

@@ -26,9 +26,9 @@ class Snapshot {
   bool matches(const nb::args& vectors) const {
     if (vectors.size() != copies.size()) return false;
     for (size_t i = 0; i < copies.size(); i++) {
-      const Vector vector = nb::cast<Vector>(vectors[i]);
+      Vector vector;
       const Copy& copy = copies[i];
-      if (vector.dtype() != copy.dtype || vector.nbytes() != copy.bytes.size() || !is_dense(vector) ||
+      if (!nb::try_cast(vectors[i], vector) || vector.dtype() != copy.dtype || vector.nbytes() != copy.bytes.size() || !is_dense(vector) ||
           std::memcmp(vector.data(), copy.bytes.data(), copy.bytes.size()))
         return false;
     }
