@@ -6,13 +6,13 @@ import pickle
 
 import pytest
 import torch
-from helpers.tolerances import assert_close
 from torch import nn
 
 from dctps import DpsConv2d, DpsLinear, Support
 from dctps.nn.dps_layer import DpsLayer
 from dctps.ops import autotune, bound, functional
 from dctps.ops.bound import BoundLayer
+from helpers.tolerances import assert_close
 
 
 def layers():

@@ -134,17 +134,19 @@ class DpsLayer(SupportedLayer):
 
     def _multiply(self, x: Tensor) -> Tensor:  # x as `_as_batch` gives it
         self._check_positions()
-        own = self._parameters  # a name that is not there is computed, or a buffer
-        values = own["values"] if "values" in own else self.values
-        alpha = own["alpha"] if "alpha" in own else self.alpha
-        bias = own["bias"] if "bias" in own else self.bias
+        values, alpha, bias = self._own("values"), self._own("alpha"), self._own("bias")
         if is_eager():
             choice = autotune.settings() if self.backend == AUTO else self.backend
-            y = self._bound_layer().multiply(x, values, self._positions, alpha, bias, choice, self.chosen_backend)  # type: ignore[arg-type]
+            y = self._bound_layer().multiply(x, values, self._positions, alpha, bias, choice, self.chosen_backend)
         else:
             args = x, values, self._positions, alpha, bias, self.offset, self.geometry
-            y = functional.multiply(*args, self.chosen_backend(x))  # type: ignore[arg-type]
+            y = functional.multiply(*args, self.chosen_backend(x))
         return y if self.observer is None else self.observer(x, y)
+
+    def _own(self, name: str) -> Any:
+        """Return a parameter, sooner than Module.__getattr__ finds it, or what takes its place."""
+        found = self._parameters.get(name)
+        return getattr(self, name) if found is None else found
 
     def _known_weight(self, x: Tensor) -> Tensor | None:
         """Return W if it is kept and nothing has changed since inputs of this shape came here before, else None.

@@ -61,7 +61,7 @@ class DpsLinear(DpsLayer):
     def forward(self, x: Tensor) -> Tensor:  # (..., in_features) -> (..., out_features)
         weight = self._known_weight(x)
         if weight is not None:
-            return F.linear(x, weight, self._parameters["bias"] if "bias" in self._parameters else self.bias)
+            return F.linear(x, weight, self._own("bias"))
         y = self._multiply(self._as_batch(x))
         return y if x.dim() == 2 else y.view(*x.shape[:-1], self.out_features)
 

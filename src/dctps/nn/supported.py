@@ -202,9 +202,9 @@ def _fingerprint(positions: Tensor) -> Tensor:  # (2, 4)
     return torch.tensor([list(checksum), [255 - byte for byte in checksum]], dtype=torch.float32, device="cpu")
 
 
-def mark_of(tensor: Tensor) -> tuple[int, int]:
+def mark_of(tensor: Tensor | None) -> tuple[int, int]:
     """Return what changes when a tensor is replaced or changed in place."""
-    return id(tensor), -1 if tensor.is_inference() else tensor._version
+    return id(tensor), -1 if tensor is None or tensor.is_inference() else tensor._version
 
 
 def _unwrapped(tensor: Tensor) -> Tensor:

@@ -94,7 +94,7 @@ def settings() -> tuple[object, ...]:
 
 # `os.environ` translates names and values in each access, which takes longer than a small layer can wait
 _environment = os.environ._data  # type: ignore[attr-defined]
-_FORCED, _TUNE = (os.environ.encodekey(name) for name in ("DCTPS_BACKEND", "DCTPS_TUNE"))  # type: ignore[attr-defined]
+_FORCED, _TUNE = (os.environ.encodekey(name) for name in ("DCTPS_BACKEND", "DCTPS_TUNE"))
 
 
 @contextlib.contextmanager

@@ -60,7 +60,7 @@ class Multiply(torch.autograd.Function):
     """The node of autograd's graph: it saves x and the layer's own tensors, as the operators do."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any,
         x: Tensor,
         values: Tensor,
@@ -74,7 +74,7 @@ class Multiply(torch.autograd.Function):
         return plan.forward(x, values, positions, alpha, bias)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, values, positions, alpha = ctx.saved_tensors
         plan, (needs_x, needs_values, needs_alpha, needs_bias, *_) = ctx.plan, ctx.needs_input_grad
         bias_grad = (grad.sum(0) if grad.dim() == 2 else grad.sum((0, *range(2, grad.dim())))) if needs_bias else None

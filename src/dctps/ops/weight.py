@@ -72,7 +72,7 @@ def dense_weight(
     """Return alpha D + S, differentiable in values and alpha."""
     if torch_func_is_active():
         return _composed_weight(values, positions, alpha, offset, shape)
-    if is_eager() and isinstance(offset, PatchOffset) and alpha is not None:
+    if is_eager() and isinstance(offset, PatchOffset) and alpha is not None and not values.is_meta:
         build = _small_weight if math.prod(shape) <= FEW_WEIGHTS else _large_weight
         return build(values, positions, alpha, offset)
     name, named_alpha = name_of(offset, alpha)
@@ -100,7 +100,7 @@ def _small_weight(values: Tensor, positions: Tensor, alpha: Tensor, offset: Patc
 
 
 def _large_weight(values: Tensor, positions: Tensor, alpha: Tensor, offset: PatchOffset) -> Tensor:
-    """Return alpha D + S by one node in autograd's graph, whose gradients read that of W once and make no copy of it."""
+    """Return alpha D + S by one node in autograd's graph, whose gradients read that of W once, without a copy."""
     if torch.is_grad_enabled():
         dense: Tensor = _Weight.apply(values, alpha, positions, offset)  # type: ignore[no-untyped-call]
         return dense
@@ -189,13 +189,13 @@ class _Weight(torch.autograd.Function):
     """The same as the operator, for callers that nobody traces; its second derivatives are those of the operator."""
 
     @staticmethod
-    def forward(ctx: Any, values: Tensor, alpha: Tensor, positions: Tensor, offset: PatchOffset) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, values: Tensor, alpha: Tensor, positions: Tensor, offset: PatchOffset) -> Tensor:
         ctx.save_for_backward(positions)
         ctx.offset, ctx.alpha_shape = offset, alpha.shape
         return _build(values, positions, alpha, offset.name, offset.weight_shape)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (positions,), offset, needs_alpha = ctx.saved_tensors, ctx.offset, ctx.needs_input_grad[1]
         if torch.is_grad_enabled() or not is_eager() or grad.dtype not in (torch.float32, torch.float64):
             values, alpha = weight_backward(grad, positions, offset.name, list(offset.weight_shape), needs_alpha)
