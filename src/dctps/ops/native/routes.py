@@ -68,7 +68,7 @@ class StagedRoute:
         scale, places = alpha.item(), compiled_support(positions, self.geometry)
         offset = self._compiled(x)
         alpha_grad = _backward(self.geometry, grad, x, offset, scale, places, values, x_grad, values_grad, needs[2])
-        return x_grad, values_grad, torch.full_like(alpha, alpha_grad) if needs[2] else None
+        return x_grad, values_grad, alpha.new_tensor(alpha_grad) if needs[2] else None
 
     def _compiled(self, x: Tensor) -> Any:
         return compiled_offset(self.kind, self.offset, self.geometry, x.dtype)
@@ -173,7 +173,7 @@ class PixelRoute:
         x_grad, values_grad = _empty_if(needs[0], x), _empty_if(needs[1], values)
         layer, targets = self._layer(values, positions, alpha), (_array(x_grad), _array(values_grad))
         inner = _typed(x).pointwise_backward(_array(grad), _array(x), *layer, *targets, torch.get_num_threads())
-        return x_grad, values_grad, torch.full_like(alpha, inner) if alpha is not None and needs[2] else None
+        return x_grad, values_grad, alpha.new_tensor(inner) if alpha is not None and needs[2] else None
 
     def _layer(self, values: Tensor, positions: Tensor, alpha: Tensor | None) -> tuple[Any, ...]:
         """Return D, alpha, the support and the values as the kernels take them."""
