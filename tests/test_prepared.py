@@ -7,6 +7,7 @@ import pickle
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.testing import CompileCounter
 
 from dctps import DpsConv2d, DpsLinear, Support
 from dctps.nn.dps_layer import DpsLayer
@@ -269,3 +270,14 @@ def test_an_observer_sees_every_pass():
         layer(x)
     assert seen == [1]
     assert isinstance(layer, DpsLayer)
+
+
+def test_what_is_prepared_does_not_compile_a_network_again():
+    layer, x = layers()["linear"]
+    counter = CompileCounter()
+    compiled = torch.compile(layer, backend=counter)
+    for _ in range(3):
+        assert_close(compiled(x), definition(layer, x))
+        with torch.no_grad():
+            layer(x)
+    assert counter.frame_count == 1
