@@ -68,7 +68,7 @@ class StagedRoute:
         scale, places = alpha.item(), compiled_support(positions, self.geometry)
         offset = self._compiled(x)
         alpha_grad = _backward(self.geometry, grad, x, offset, scale, places, values, x_grad, values_grad, needs[2])
-        return x_grad, values_grad, alpha.new_tensor(alpha_grad) if needs[2] else None
+        return x_grad, values_grad, _like(alpha, alpha_grad) if needs[2] else None
 
     def _compiled(self, x: Tensor) -> Any:
         return compiled_offset(self.kind, self.offset, self.geometry, x.dtype)
@@ -173,7 +173,7 @@ class PixelRoute:
         x_grad, values_grad = _empty_if(needs[0], x), _empty_if(needs[1], values)
         layer, targets = self._layer(values, positions, alpha), (_array(x_grad), _array(values_grad))
         inner = _typed(x).pointwise_backward(_array(grad), _array(x), *layer, *targets, torch.get_num_threads())
-        return x_grad, values_grad, alpha.new_tensor(inner) if alpha is not None and needs[2] else None
+        return x_grad, values_grad, _like(alpha, inner) if alpha is not None and needs[2] else None
 
     def _layer(self, values: Tensor, positions: Tensor, alpha: Tensor | None) -> tuple[Any, ...]:
         """Return D, alpha, the support and the values as the kernels take them."""
@@ -242,6 +242,11 @@ def _backward(
 def _empty_if(needed: bool, like: Tensor) -> Tensor | None:
     """Return an uninitialised tensor like `like` where it is needed, else None."""
     return torch.empty_like(like) if needed else None
+
+
+def _like(alpha: Tensor, number: float) -> Tensor:
+    """Return a number in the shape and type of alpha, infinite where it is beyond the largest number of that type."""
+    return torch.full(alpha.shape, number, dtype=torch.float64, device="cpu").to(alpha.dtype)
 
 
 def _typed(x: Tensor) -> Any:
