@@ -18,6 +18,7 @@ from dctps.ops.offset_torch import stored_weight
 from dctps.ops.route import Gradients, Needs, count_dense, count_outputs, count_read_pixels, empty_output
 from dctps.ops.torch_routes import TorchRoute
 
+LARGEST = torch.finfo(torch.float32).max
 _full_supports = Cache(limit=1 << 26)  # supports with every place, up to this many bytes, by geometry
 
 
@@ -246,7 +247,8 @@ def _empty_if(needed: bool, like: Tensor) -> Tensor | None:
 
 def _like(alpha: Tensor, number: float) -> Tensor:
     """Return a number in the shape and type of alpha, infinite where it is beyond the largest number of that type."""
-    return torch.full(alpha.shape, number, dtype=torch.float64, device="cpu").to(alpha.dtype)
+    beyond = abs(number) > LARGEST and alpha.dtype == torch.float32
+    return torch.full_like(alpha, math.copysign(math.inf, number) if beyond else number)
 
 
 def _typed(x: Tensor) -> Any:
