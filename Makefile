@@ -95,6 +95,7 @@ bench: $(VENV)/.dev  ## the tables of the README, about half an hour with nothin
 	$(BIN)/dctps bench scaling
 	$(BIN)/dctps bench layers --model resnet50 --density 1e-3
 	$(BIN)/python benchmarks/linear_step.py
+	$(BIN)/python benchmarks/small_layers.py
 	$(BIN)/python benchmarks/roofline.py
 	$(BIN)/python benchmarks/input_pipeline.py --step
 	$(BIN)/python benchmarks/busy_neighbour.py

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import dctps
 from dctps import DpsConv2d, DpsLinear
-from dctps.ops import autotune, functional, measurement, native, stored_times
+from dctps.ops import autotune, eager, functional, measurement, native, stored_times
 from dctps.ops.functional import backends
 from helpers.tuning import ALL, FAST, UNDISTURBED, forget, isolate, measuring, surroundings
 
@@ -85,6 +85,7 @@ def test_a_backend_that_fails_is_not_chosen(monkeypatch):
         raise RuntimeError("not enough memory")
 
     monkeypatch.setitem(functional.BACKENDS, FAST, fail)
+    monkeypatch.setattr(eager, "multiply", fail)
     assert choice(DpsLinear(64, 32, nnz=5), 4, 64) == "dense"
     monkeypatch.setitem(functional.BACKENDS, "dense", fail)
     assert choice(DpsLinear(64, 32, nnz=5), 5, 64) == "dense"  # by the rule: nothing could be measured

@@ -35,8 +35,11 @@ class Cache:
             if key not in self._items:
                 with torch.inference_mode(False):  # tensors made in inference mode could not serve training later
                     self._items[key] = make()
+                self._drop()
             self._items.move_to_end(key)
-            found = self._items[key]
-            while len(self._items) > 1 and sum(item.nbytes for item in self._items.values()) > self.limit:
-                self._items.popitem(last=False)
-            return found  # type: ignore[return-value]
+            return self._items[key]  # type: ignore[return-value]
+
+    def _drop(self) -> None:
+        """Drop the items that were not asked for the longest, until the others take no more than the limit."""
+        while len(self._items) > 1 and sum(item.nbytes for item in self._items.values()) > self.limit:
+            self._items.popitem(last=False)

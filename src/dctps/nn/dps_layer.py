@@ -7,7 +7,7 @@ name of the offset and the shape of the weight.
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -17,11 +17,12 @@ from dctps.core.offsets import Offset, OffsetLike, offset_name, resolve
 from dctps.core.support import Support
 from dctps.nn.arguments import check_numbers, choose_support
 from dctps.nn.built_weight import refuse_changes
-from dctps.nn.supported import SupportedLayer
+from dctps.nn.supported import SupportedLayer, mark_of
 from dctps.ops import autotune, functional, routes
+from dctps.ops.bound import BoundLayer
 from dctps.ops.functional import AUTO
 from dctps.ops.route import Route, forward_layout
-from dctps.ops.weight import dense_weight
+from dctps.ops.weight import dense_weight, is_eager
 
 
 class DpsLayer(SupportedLayer):
@@ -30,6 +31,7 @@ class DpsLayer(SupportedLayer):
     values: nn.Parameter  # (nnz,), the entries of S
     alpha: Tensor | None  # (1,), a Parameter if it trains; None without an offset
     bias: nn.Parameter | None
+    _bound: BoundLayer | None = None
     observer: Callable[[Tensor, Tensor], Tensor] | None = None  # is given x and W x + bias, and returns the output
 
     def _build(
@@ -108,6 +110,8 @@ class DpsLayer(SupportedLayer):
     def __setattr__(self, name: str, value: Any) -> None:
         if name in _ADVICE:
             raise AttributeError(f"{name} of a {type(self).__name__} cannot be set: {_ADVICE[name]}")
+        if name in ("offset", "geometry"):
+            self.__dict__.pop("_bound", None)
         super().__setattr__(name, value)
 
     def chosen_backend(self, x: Tensor) -> str:  # x: (batch, channels, *spatial)
@@ -130,9 +134,51 @@ class DpsLayer(SupportedLayer):
 
     def _multiply(self, x: Tensor) -> Tensor:  # x as `_as_batch` gives it
         self._check_positions()
-        args = x, self.values, self.positions, self.alpha, self.bias, self.offset, self.geometry
-        y = functional.multiply(*args, self.chosen_backend(x))
+        values, alpha, bias = self._own("values"), self._own("alpha"), self._own("bias")
+        if is_eager():
+            choice = autotune.settings() if self.backend == AUTO else self.backend
+            y = self._bound_layer().multiply(x, values, self._positions, alpha, bias, choice, self.chosen_backend)
+        else:
+            args = x, values, self._positions, alpha, bias, self.offset, self.geometry
+            y = functional.multiply(*args, self.chosen_backend(x))
         return y if self.observer is None else self.observer(x, y)
+
+    def _own(self, name: str) -> Any:
+        """Return a parameter, sooner than Module.__getattr__ finds it, or what takes its place."""
+        found = self._parameters.get(name)
+        return getattr(self, name) if found is None else found
+
+    def _known_weight(self, x: Tensor) -> Tensor | None:
+        """Return W if it is kept and nothing has changed since inputs of this shape came here before, else None.
+
+        `_multiply` would come to the same W. Small layers compute less than its way there takes.
+        """
+        if not is_eager() or self._bound is None:  # in this order: torch.compile must not look at what is prepared
+            return None
+        kept = self._bound.prepared
+        if kept is None or torch.is_grad_enabled() or type(x) is not Tensor or self.observer is not None:
+            return None
+        own = self._parameters
+        values, alpha = own.get("values"), own["alpha"] if "alpha" in own else self._buffers.get("alpha")
+        choice = autotune.settings() if self.backend == AUTO else self.backend
+        if (x.shape, x.dtype, choice) != kept.served or values is not kept.values or alpha is not kept.alpha:
+            return None
+        if self._checked is None or self._checked[1] != mark_of(self._buffers["fingerprint"]):
+            return None
+        return kept.weight if kept.holds(values, self._positions, alpha) else None
+
+    def _bound_layer(self) -> BoundLayer:
+        """Return what the calls of this layer have prepared, which is no part of its state and of its copies."""
+        if self._bound is None:
+            self._bound = BoundLayer(self.offset, self.geometry)
+        return self._bound
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        self._bound = None
+        return super()._apply(fn, recurse)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name not in _PREPARED}
 
     @torch.inference_mode(False)
     @torch.no_grad()
@@ -206,6 +252,7 @@ class DpsLayer(SupportedLayer):
         )
 
 
+_PREPARED = ("_bound", "_checked", "_own_fingerprint")  # attributes that belong to the very tensors of a layer
 _MOVE = "its places and their number change by layer.move(support, values)"
 _ADVICE = {  # attributes that a layer does not let others set, and what to do instead
     "weight": "W = alpha D + S is not stored; change layer.values (S at the support), or layer.move(support, values)",

@@ -59,13 +59,18 @@ class DpsLinear(DpsLayer):
         )
 
     def forward(self, x: Tensor) -> Tensor:  # (..., in_features) -> (..., out_features)
-        return self._multiply(self._as_batch(x)).view(*x.shape[:-1], self.out_features)
+        weight = self._known_weight(x)
+        if weight is not None:
+            return F.linear(x, weight, self._own("bias"))
+        y = self._multiply(self._as_batch(x))
+        return y if x.dim() == 2 else y.view(*x.shape[:-1], self.out_features)
 
     def _as_batch(self, x: Tensor) -> Tensor:  # (..., in_features) -> (rows, in_features)
-        check_input(x, self.values)
+        if not isinstance(x, Tensor):
+            check_input(x, self.values)
         if x.shape[-1:] != (self.in_features,):
             raise ValueError(f"expected an input (..., {self.in_features}), not {tuple(x.shape)}")
-        return x.reshape(-1, self.in_features)
+        return x if x.dim() == 2 else x.reshape(-1, self.in_features)
 
     def _arguments(self) -> str:
         return f"{self.in_features} -> {self.out_features}"
@@ -175,7 +180,8 @@ class DpsConv(DpsLayer):
         return y if x.dim() == self.axes + 2 else y[0]
 
     def _as_batch(self, x: Tensor) -> Tensor:  # ([batch,] in_channels, *spatial) -> (batch, in_channels, *padded)
-        check_input(x, self.values)
+        if not isinstance(x, Tensor):
+            check_input(x, self.values)
         if x.dim() not in (self.axes + 1, self.axes + 2) or x.shape[-self.axes - 1] != self.in_channels:
             raise ValueError(
                 f"expected an input ([batch,] {self.in_channels}, *{self.axes} axes), not {tuple(x.shape)}"

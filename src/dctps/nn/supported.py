@@ -72,7 +72,7 @@ class SupportedLayer(nn.Module):
         """Raise RuntimeError if the values were copied from, or averaged with, those of another support."""
         if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
             return
-        mark = _mark(self._positions), _mark(self.fingerprint)
+        mark = mark_of(self._positions), mark_of(self._buffers["fingerprint"])
         if mark != self._checked:
             self._compare_fingerprint()
             self._checked = mark
@@ -95,7 +95,7 @@ class SupportedLayer(nn.Module):
 
     def _expected_fingerprint(self) -> Tensor:
         """Return the fingerprint of the positions, which is computed again only when they have changed."""
-        mark = _mark(self._positions)
+        mark = mark_of(self._positions)
         if self._own_fingerprint is None or self._own_fingerprint[0] != mark:
             self._own_fingerprint = mark, _fingerprint(self._positions)
         expected: Tensor = self._own_fingerprint[1]
@@ -202,9 +202,9 @@ def _fingerprint(positions: Tensor) -> Tensor:  # (2, 4)
     return torch.tensor([list(checksum), [255 - byte for byte in checksum]], dtype=torch.float32, device="cpu")
 
 
-def _mark(tensor: Tensor) -> tuple[int, int]:
+def mark_of(tensor: Tensor | None) -> tuple[int, int]:
     """Return what changes when a tensor is replaced or changed in place."""
-    return id(tensor), -1 if tensor.is_inference() else tensor._version
+    return id(tensor), -1 if tensor is None or tensor.is_inference() else tensor._version
 
 
 def _unwrapped(tensor: Tensor) -> Tensor:

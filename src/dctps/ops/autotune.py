@@ -23,7 +23,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from dctps.core.geometry import Geometry
 from dctps.core.offsets import Offset
 from dctps.core.patch_offset import PatchOffset
-from dctps.ops import functional, native
+from dctps.ops import functional, native, stored_times
 from dctps.ops.measurement import Case, Times, can_measure_on, candidates
 from dctps.ops.stored_times import times_of
 from dctps.ops.weight import torch_func_is_active
@@ -86,6 +86,16 @@ def _forced() -> str:
     forced = os.environ.get("DCTPS_BACKEND", functional.AUTO)
     functional.check_backend(forced)
     return "" if forced == functional.AUTO else forced
+
+
+def settings() -> tuple[object, ...]:
+    """Return all that `choose` depends on beside its arguments, gradients, autocast and the number of threads."""
+    return _environment.get(_FORCED), _environment.get(_TUNE), _measuring_is_off.get(), stored_times.preferred_changes()
+
+
+# `os.environ` translates names and values in each access, which takes longer than a small layer can wait
+_environment = os.environ._data  # type: ignore[attr-defined]
+_FORCED, _TUNE = (os.environ.encodekey(name) for name in ("DCTPS_BACKEND", "DCTPS_TUNE"))
 
 
 @contextlib.contextmanager

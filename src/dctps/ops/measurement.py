@@ -21,7 +21,8 @@ from torch import Tensor
 
 from dctps.base.machine import cpu
 from dctps.core.geometry import Geometry, convolve
-from dctps.ops import functional, native
+from dctps.ops import native
+from dctps.ops.bound import BoundLayer
 from dctps.ops.weight import offset_by_name
 
 FIRST_IMAGES = 16  # images of a batch that are measured first
@@ -122,12 +123,15 @@ def _runs(case: Case, contenders: list[str]) -> dict[str, Callable[[], None]]:
     )
     weight = draw(*g.weight_shape).contiguous(memory_format=layout).requires_grad_(case.gradients)
 
+    layers = {contender: BoundLayer(offset, g) for contender in contenders}
+
     def run(contender: str) -> None:
         with torch.set_grad_enabled(case.gradients):
             if contender == PLAIN:
                 y, leaves = convolve(x, weight, None, g), [x, weight]
             else:
-                y = functional.multiply(x, values, positions, alpha, None, offset, g, contender)
+                layer = layers[contender]
+                y = layer.multiply(x, values, positions, alpha, None, contender, lambda _: contender)
                 leaves = [x, values] if alpha is None else [x, values, alpha]
             if wanted := [leaf for leaf in leaves if leaf.requires_grad]:
                 torch.autograd.grad(y, wanted, torch.ones_like(y))

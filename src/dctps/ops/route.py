@@ -56,6 +56,8 @@ def forward_layout(x: Tensor, geometry: Geometry) -> Layout:
 
 def empty_output(x: Tensor, geometry: Geometry) -> Tensor:
     """Return an uninitialised tensor for the output, in the type and memory format of the input x."""
+    if x.dim() == 2:
+        return torch.empty((x.shape[0], geometry.filters), dtype=x.dtype, device=x.device)
     size = x.shape[0], geometry.filters, *geometry.output_size(x.shape[2:])
     return torch.empty(size, dtype=x.dtype, device=x.device, memory_format=memory_format(x))
 

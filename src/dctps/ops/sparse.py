@@ -10,12 +10,12 @@ Each product is computed by torch's CSR kernels where the device has them, else 
 import dataclasses
 import functools
 import warnings
+import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch.utils.weak import WeakIdKeyDictionary
 
 from dctps.core.geometry import Geometry
 from dctps.core.support import Support
@@ -131,8 +131,8 @@ def _tap(index: int, entries: Tensor, filters: Tensor, channels: Tensor) -> Tap:
     return Tap(index, used_filters, used_channels, Pattern.of(rows, cols, shape), entries, transposed, entries[order])
 
 
-# positions -> {kind: (shape and a copy of the positions for which the object was made, the object)}
-_derived = WeakIdKeyDictionary()
+# id of the positions -> (the positions, weakly; {kind: (shape, a copy of the positions, the object made for both)})
+_derived: dict[int, tuple["weakref.ref[Tensor]", dict[str, tuple[Hashable, Tensor, Any]]]] = {}
 
 
 def derived(positions: Tensor, shape: Hashable, kind: str, make: Callable[[Tensor], T]) -> T:
@@ -143,13 +143,30 @@ def derived(positions: Tensor, shape: Hashable, kind: str, make: Callable[[Tenso
     A kept object is used only if the positions are still the same numbers, so loading or rewiring a layer in place
     never meets a stale one. A layer that is moved or copied has another tensor of positions.
     """
-    kinds = _derived.setdefault(positions, {})
-    known_shape, known_positions, made = kinds.get(kind, (None, None, None))
-    if known_shape != shape or not torch.equal(known_positions, positions):
-        made = make(positions)
-        kinds[kind] = shape, positions.clone(), made
-    result: T = made
-    return result
+    kinds = _kinds(positions)
+    if kind in kinds:
+        known_shape, known_positions, made = kinds[kind]
+        if (known_shape is shape or known_shape == shape) and torch.equal(known_positions, positions):
+            result: T = made
+            return result
+    made = make(positions)
+    kinds[kind] = shape, positions.clone(), made
+    return made
+
+
+def _kinds(positions: Tensor) -> dict[str, tuple[Hashable, Tensor, Any]]:
+    """Return what is kept for this tensor of positions; another tensor may have had its id before."""
+    key = id(positions)
+    kept = _derived.get(key)
+    if kept is None or kept[0]() is not positions:
+        kept = weakref.ref(positions, lambda dead: _forget(key, dead)), {}
+        _derived[key] = kept
+    return kept[1]
+
+
+def _forget(key: int, dead: "weakref.ref[Tensor]") -> None:
+    if key in _derived and _derived[key][0] is dead:
+        del _derived[key]
 
 
 def check_positions(positions: Tensor, shape: Sequence[int]) -> None:

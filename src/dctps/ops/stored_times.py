@@ -20,6 +20,7 @@ FILE_FORMAT = 4  # version of the file of times, raised when kernels change so m
 
 _lock = threading.RLock()
 _times: dict[Case, Times] = {}  # times that this process has used
+_preferred_changes = 0  # how often `_preferred` has changed
 _preferred: dict[str, Times] = {}  # times by the name of a case, which come before those in the file
 
 
@@ -49,9 +50,16 @@ def used_times() -> dict[str, Times]:
 
 def prefer_times(times_by_name: dict[str, Times]) -> None:
     """Use these times before any other, so that a resumed run chooses the same backends as before."""
+    global _preferred_changes
     with _lock:
         _preferred.update(times_by_name)
+        _preferred_changes += 1
         _times.clear()
+
+
+def preferred_changes() -> int:
+    """Return how often `prefer_times` was called; choices that were made before the last call no longer hold."""
+    return _preferred_changes
 
 
 def slower_than_plain(ratio: float = 1.1) -> dict[Case, float]:

@@ -6,6 +6,7 @@ take tensors, numbers and strings, so an offset is passed by its name.
 
 import functools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,6 +17,8 @@ from dctps.core.offsets import Offset, TransformOffset
 from dctps.core.patch_offset import PatchOffset
 from dctps.ops.offset_torch import stored_weight
 from dctps.ops.sparse import check_positions
+
+FEW_WEIGHTS = 1 << 15  # weights up to which the nodes of autograd's graph cost more than the operations in them
 
 
 @functools.lru_cache(maxsize=4096)
@@ -40,6 +43,17 @@ def torch_func_is_active() -> bool:
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
+def is_eager() -> bool:
+    """Return whether operations run at once on numbers, and nobody traces, transforms or intercepts them."""
+    return not (
+        torch.compiler.is_compiling()
+        or torch._C._get_tracing_state() is not None
+        or torch._C._are_functorch_transforms_active()
+        or forward_ad._current_level >= 0
+        or torch._C._len_torch_dispatch_stack() > 0
+    )
+
+
 def refuse_onnx() -> None:
     """Raise ValueError while torch.onnx exports a network.
 
@@ -58,6 +72,9 @@ def dense_weight(
     """Return alpha D + S, differentiable in values and alpha."""
     if torch_func_is_active():
         return _composed_weight(values, positions, alpha, offset, shape)
+    if is_eager() and isinstance(offset, PatchOffset) and alpha is not None and not values.is_meta:
+        build = _small_weight if math.prod(shape) <= FEW_WEIGHTS else _large_weight
+        return build(values, positions, alpha, offset)
     name, named_alpha = name_of(offset, alpha)
     dense: Tensor = weight(values, positions, named_alpha, name, list(shape))
     if offset is None or alpha is None or named_alpha is not None:
@@ -75,6 +92,21 @@ def _composed_weight(
     return dense if offset is None or alpha is None else dense + alpha * _offset_weight(offset, shape, values)
 
 
+def _small_weight(values: Tensor, positions: Tensor, alpha: Tensor, offset: PatchOffset) -> Tensor:
+    """Return alpha D + S by two operations of torch, whose nodes in autograd's graph cost less than one of our own."""
+    check_positions(positions, offset.weight_shape)
+    D = stored_weight(offset, values.dtype, values.device)
+    return (D.view(-1) * alpha).index_add_(0, positions, values).view(offset.weight_shape)
+
+
+def _large_weight(values: Tensor, positions: Tensor, alpha: Tensor, offset: PatchOffset) -> Tensor:
+    """Return alpha D + S by one node in autograd's graph, whose gradients read that of W once, without a copy."""
+    if torch.is_grad_enabled():
+        dense: Tensor = _Weight.apply(values, alpha, positions, offset)  # type: ignore[no-untyped-call]
+        return dense
+    return _build(values, positions, alpha, offset.name, offset.weight_shape)
+
+
 def _offset_weight(offset: Offset, shape: tuple[int, ...], like: Tensor) -> Tensor:
     """Return D in the shape of the weight, in the type and on the device of `like`."""
     if isinstance(offset, PatchOffset):
@@ -85,7 +117,7 @@ def _offset_weight(offset: Offset, shape: tuple[int, ...], like: Tensor) -> Tens
 # --- the operator ---------------------------------------------------------------------------------------------------
 
 
-def _weight_by_name(name: str, shape: list[int], like: Tensor) -> Tensor:
+def _weight_by_name(name: str, shape: Sequence[int], like: Tensor) -> Tensor:
     """Return the offset D with this name in the shape of the weight, in the type and on the device of `like`."""
     offset = offset_by_name(name, tuple(shape))
     assert offset is not None
@@ -95,6 +127,10 @@ def _weight_by_name(name: str, shape: list[int], like: Tensor) -> Tensor:
 @torch.library.custom_op("dctps::weight", mutates_args=())
 def weight(values: Tensor, positions: Tensor, alpha: Tensor | None, offset: str, shape: list[int]) -> Tensor:
     """Return alpha D + S in the given shape, or S alone where alpha is None."""
+    return _build(values, positions, alpha, offset, shape)
+
+
+def _build(values: Tensor, positions: Tensor, alpha: Tensor | None, offset: str, shape: Sequence[int]) -> Tensor:
     check_positions(positions, shape)
     dense = values.new_zeros(shape) if alpha is None else alpha * _weight_by_name(offset, shape, values)
     dense.view(-1).index_add_(0, positions, values)
@@ -147,3 +183,23 @@ def _second_derivative(ctx: Any, values: Tensor, alpha: Tensor) -> tuple[Tensor 
 
 weight.register_autograd(_first_derivative, setup_context=_setup)
 weight_backward.register_autograd(_second_derivative, setup_context=_backward_setup)
+
+
+class _Weight(torch.autograd.Function):
+    """The same as the operator, for callers that nobody traces; its second derivatives are those of the operator."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, alpha: Tensor, positions: Tensor, offset: PatchOffset) -> Tensor:
+        ctx.save_for_backward(positions)
+        ctx.offset, ctx.alpha_shape = offset, alpha.shape
+        return _build(values, positions, alpha, offset.name, offset.weight_shape)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (positions,), offset, needs_alpha = ctx.saved_tensors, ctx.offset, ctx.needs_input_grad[1]
+        if torch.is_grad_enabled() or not is_eager() or grad.dtype not in (torch.float32, torch.float64):
+            values, alpha = weight_backward(grad, positions, offset.name, list(offset.weight_shape), needs_alpha)
+        else:
+            flat, D = grad.reshape(-1), stored_weight(offset, grad.dtype, grad.device).view(-1)
+            values, alpha = flat.index_select(0, positions), torch.dot(flat, D) if needs_alpha else None
+        return values, alpha.reshape(ctx.alpha_shape) if needs_alpha else None, None, None

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.dlpack import to_dlpack  # type: ignore[attr-defined]
 
 from dctps.base.cache import Cache
 from dctps.core.geometry import Geometry
@@ -17,6 +18,7 @@ from dctps.ops.offset_torch import stored_weight
 from dctps.ops.route import Gradients, Needs, count_dense, count_outputs, count_read_pixels, empty_output
 from dctps.ops.torch_routes import TorchRoute
 
+LARGEST = torch.finfo(torch.float32).max
 _full_supports = Cache(limit=1 << 26)  # supports with every place, up to this many bytes, by geometry
 
 
@@ -67,7 +69,7 @@ class StagedRoute:
         scale, places = alpha.item(), compiled_support(positions, self.geometry)
         offset = self._compiled(x)
         alpha_grad = _backward(self.geometry, grad, x, offset, scale, places, values, x_grad, values_grad, needs[2])
-        return x_grad, values_grad, alpha.new_tensor(alpha_grad) if needs[2] else None
+        return x_grad, values_grad, _like(alpha, alpha_grad) if needs[2] else None
 
     def _compiled(self, x: Tensor) -> Any:
         return compiled_offset(self.kind, self.offset, x.dtype)
@@ -137,8 +139,8 @@ class DepthwiseRoute(FilterRoute):
 
     def forward(self, x: Tensor, values: Tensor, positions: Tensor, alpha: Tensor | None) -> Tensor:
         y, weight = empty_output(x, self.geometry), self._weight(values, positions, alpha)
-        arrays = _detached(x), _detached(weight), _detached(y)
-        kernels.depthwise_forward(self.geometry.pack(), *arrays, torch.get_num_threads())
+        arrays = _array(x), _array(weight), _array(y)
+        _typed(x).depthwise_forward(self.geometry.pack(), *arrays, torch.get_num_threads())
         return y
 
     def backward(
@@ -146,9 +148,9 @@ class DepthwiseRoute(FilterRoute):
     ) -> Gradients:
         weight = self._weight(values, positions, alpha)
         x_grad, weight_grad = _empty_if(needs[0], x), _empty_if(needs[1] or needs[2], weight)
-        targets = _detached(x_grad), _detached(weight_grad)
-        arrays = _detached(grad), _detached(x), _detached(weight)
-        kernels.depthwise_backward(self.geometry.pack(), *arrays, *targets, torch.get_num_threads())
+        targets = _array(x_grad), _array(weight_grad)
+        arrays = _array(grad), _array(x), _array(weight)
+        _typed(x).depthwise_backward(self.geometry.pack(), *arrays, *targets, torch.get_num_threads())
         return x_grad, *self._from_weight_gradient(weight_grad, x, positions, needs)
 
 
@@ -163,22 +165,27 @@ class PixelRoute:
     def forward(self, x: Tensor, values: Tensor, positions: Tensor, alpha: Tensor | None) -> Tensor:
         y = empty_output(x, self.geometry)
         layer = self._layer(values, positions, alpha)
-        kernels.pointwise_forward(_detached(x), *layer, _detached(y), torch.get_num_threads())
+        _typed(x).pointwise_forward(_array(x), *layer, _array(y), torch.get_num_threads())
         return y
 
     def backward(
         self, grad: Tensor, x: Tensor, values: Tensor, positions: Tensor, alpha: Tensor | None, needs: Needs
     ) -> Gradients:
         x_grad, values_grad = _empty_if(needs[0], x), _empty_if(needs[1], values)
-        layer, targets = self._layer(values, positions, alpha), (_detached(x_grad), _detached(values_grad))
-        inner = kernels.pointwise_backward(_detached(grad), _detached(x), *layer, *targets, torch.get_num_threads())
-        return x_grad, values_grad, alpha.new_tensor(inner) if alpha is not None and needs[2] else None
+        layer, targets = self._layer(values, positions, alpha), (_array(x_grad), _array(values_grad))
+        inner = _typed(x).pointwise_backward(_array(grad), _array(x), *layer, *targets, torch.get_num_threads())
+        return x_grad, values_grad, _like(alpha, inner) if alpha is not None and needs[2] else None
 
     def _layer(self, values: Tensor, positions: Tensor, alpha: Tensor | None) -> tuple[Any, ...]:
         """Return D, alpha, the support and the values as the kernels take them."""
         assert alpha is not None
-        D = stored_weight(self.offset, values.dtype, values.device).view(self.offset.shape)
-        return D, alpha.item(), compiled_support(positions, self.geometry), _detached(values.contiguous())
+        D = stored_weight(self.offset, values.dtype, values.device)
+        return (
+            _array(D if D.dim() == 2 else D.view(self.offset.shape)),
+            alpha.item(),
+            compiled_support(positions, self.geometry),
+            _array(values.contiguous()),
+        )
 
     def multiply_adds(self, x: Tensor, nnz: int) -> int:
         return count_dense(x, self.geometry)
@@ -208,8 +215,8 @@ def _full_support(geometry: Geometry) -> Any:
 
 def _forward(geometry: Geometry, x: Tensor, offset: Any, alpha: float, places: Any, values: Tensor, y: Tensor) -> None:
     """Write (alpha D + S) x to y."""
-    arguments = _detached(x), offset, alpha, places, _detached(values.contiguous()), None, _detached(y)
-    kernels.forward(geometry.pack(), *arguments, torch.get_num_threads())
+    arguments = _array(x), offset, alpha, places, _array(values.contiguous()), None, _array(y)
+    _typed(x).forward(geometry.pack(), *arguments, torch.get_num_threads())
 
 
 def _backward(
@@ -228,9 +235,9 @@ def _backward(
     numbers = geometry.pack()
     if x_grad is not None and max(geometry.stride, default=1) > 1 and not kernels.reads_all(numbers, list(x.shape)):
         x_grad.zero_()  # the kernels do not write pixels that no output reads
-    arrays = _detached(grad), _detached(x), offset, alpha, places, _detached(values.contiguous())
-    targets = _detached(x_grad), _detached(values_grad)
-    return float(kernels.backward(numbers, *arrays, *targets, needs_alpha, torch.get_num_threads()))
+    arrays = _array(grad), _array(x), offset, alpha, places, _array(values.contiguous())
+    targets = _array(x_grad), _array(values_grad)
+    return float(_typed(x).backward(numbers, *arrays, *targets, needs_alpha, torch.get_num_threads()))
 
 
 def _empty_if(needed: bool, like: Tensor) -> Tensor | None:
@@ -238,6 +245,17 @@ def _empty_if(needed: bool, like: Tensor) -> Tensor | None:
     return torch.empty_like(like) if needed else None
 
 
-def _detached(tensor: Tensor | None) -> Tensor | None:
-    """Return the tensor without its gradient, because DLPack passes no tensor with a gradient to the kernels."""
-    return None if tensor is None else tensor.detach()
+def _like(alpha: Tensor, number: float) -> Tensor:
+    """Return a number in the shape and type of alpha, infinite where it is beyond the largest number of that type."""
+    beyond = abs(number) > LARGEST and alpha.dtype == torch.float32
+    return torch.full_like(alpha, math.copysign(math.inf, number) if beyond else number)
+
+
+def _typed(x: Tensor) -> Any:
+    """Return the module of the kernels for the type of x."""
+    return kernels.float32 if x.dtype == torch.float32 else kernels.float64
+
+
+def _array(tensor: Tensor | None) -> Any:
+    """Return the tensor as a DLPack capsule: the kernels take a tensor, too, but that takes ten times as long."""
+    return None if tensor is None else to_dlpack(tensor)

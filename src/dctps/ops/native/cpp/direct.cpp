@@ -144,9 +144,7 @@ void bind(nb::module_& m) {
 
 }  // namespace
 
-void bind_direct(nb::module_& m) {
-  bind<float>(m);
-  bind<double>(m);
-}
+void bind_direct32(nb::module_& m) { bind<float>(m); }
+void bind_direct64(nb::module_& m) { bind<double>(m); }
 
 }  // namespace dctps

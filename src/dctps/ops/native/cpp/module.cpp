@@ -2,11 +2,14 @@
 #include "arrays.h"
 #include "run.h"
 
+#include <functional>
+
 using namespace nanobind::literals;
 
 namespace dctps {
 
-void bind_direct(nb::module_& m);  // direct.cpp
+void bind_direct32(nb::module_& m), bind_direct64(nb::module_& m);  // direct.cpp
+void bind_snapshot(nb::module_& m);                                 // snapshot.cpp
 
 static std::vector<double> floats(const Floats& a) { return {a.data(), a.data() + a.size()}; }
 static std::vector<int32_t> indices(const Indices& a) { return {a.data(), a.data() + a.size()}; }
@@ -102,6 +105,12 @@ static void bind(nb::module_& m, const char* name) {
       .def("hadamard", [](Own& self, long length, const Floats& signs, const Indices& row, double scale) {
         self.hadamard(length, floats(signs), indices(row), scale);
       });
+}
+
+// Both types under one name, for which the type of x decides, and each type in a module of its own: a DLPack capsule can
+// be taken once only, so it cannot be offered to one type after the other.
+template <class T>
+static void bind_calls(nb::module_ m) {
   m.def("forward", &forward<T>, "geometry"_a, "x"_a, "offset"_a.none(), "alpha"_a, "sparse"_a, "values"_a,
         "bias"_a.none(), "y"_a, "threads"_a);
   m.def("backward", &backward<T>, "geometry"_a, "y"_a, "x"_a, "offset"_a.none(), "alpha"_a, "sparse"_a, "values"_a,
@@ -115,11 +124,14 @@ NB_MODULE(_native, m) {
   nb::set_leak_warnings(false);  // Python caches plans until the interpreter ends
   bind<float>(m, "Offset32");
   bind<double>(m, "Offset64");
+  nb::module_ single = m.def_submodule("float32"), twice = m.def_submodule("float64");
   nb::class_<Sparse>(m, "Sparse")
       .def("__init__", [](Sparse* self, const Numbers& geometry, const Positions& positions) {
         new (self) Sparse(geometry, positions.data(), long(positions.size()));
       });
-  bind_direct(m);
+  for (nb::module_& to : {std::ref(m), std::ref(single)}) bind_calls<float>(to), bind_direct32(to);
+  for (nb::module_& to : {std::ref(m), std::ref(twice)}) bind_calls<double>(to), bind_direct64(to);
+  bind_snapshot(m);
   m.def("reads_all", [](const Numbers& geometry, const Numbers& input) { return Layout(geometry, input).reads_all(); });
   m.def("instruction_set", &instruction_set);
   m.def("cache_budget", [](std::optional<long> bytes) {
