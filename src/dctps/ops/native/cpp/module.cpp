@@ -6,7 +6,8 @@ using namespace nanobind::literals;
 
 namespace dctps {
 
-void bind_direct(nb::module_& m);  // direct.cpp
+void bind_direct(nb::module_& m);     // direct.cpp
+void bind_normalise(nb::module_& m);  // normalise.cpp
 
 static std::vector<double> floats(const Floats& a) { return {a.data(), a.data() + a.size()}; }
 static std::vector<int32_t> indices(const Indices& a) { return {a.data(), a.data() + a.size()}; }
@@ -123,6 +124,7 @@ NB_MODULE(_native, m) {
         new (self) Sparse(geometry, positions.data(), long(positions.size()));
       });
   bind_direct(m);
+  bind_normalise(m);
   m.def("reads_all", [](const Numbers& geometry, const Numbers& input) { return Layout(geometry, input).reads_all(); });
   m.def("instruction_set", &instruction_set);
   m.def("cache_budget", [](std::optional<long> bytes) {
