@@ -5,12 +5,12 @@ import itertools
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers.tolerances import assert_close
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dctps.ops import native, normalise
 from dctps.ops.normalise import ACTIVATIONS, composed
+from helpers.tolerances import assert_close
 
 kernels = pytest.mark.skipif(native.kernels is None, reason="the native kernels are not there")
 

@@ -131,7 +131,7 @@ def _update(running: Tensor, updated: Tensor | None) -> None:
 
 def _native_gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     """Return the gradients of x, weight, bias and residual by the kernels."""
-    (x, weight, saved, y), (training, _, activation) = ctx.saved_tensors, ctx.settings
+    (x, _, saved, y), (training, _, activation) = ctx.saved_tensors, ctx.settings
     needs_x, needs_weight, needs_bias, needs_residual = ctx.needs_input_grad[:4]
     grad = _as_in(x, grad)
     x_grad = torch.empty_like(x) if needs_x else None
