@@ -1,6 +1,7 @@
 """Who is compared: the same network dense, in the published formulation, as ours and, without an offset, SparseProp's.
 
-All start from the same numbers; the sparse ones share their supports.
+All start from the same numbers; the sparse ones share their supports. Ours is fused (`dctps.fuse`), and so that its
+kernels and those of BatchNorm can be told apart, the dense network comes with and without fusing.
 """
 
 import copy
@@ -14,6 +15,7 @@ from dctps.base.registry import is_none
 from dctps.bench import sparseprop
 from dctps.bench.published import published
 from dctps.nn.convert import densify, sparsify
+from dctps.nn.fuse import fuse
 
 FORMATS: dict[str, torch.memory_format] = {
     "contiguous": torch.contiguous_format,
@@ -31,8 +33,9 @@ class Contender(NamedTuple):
 
 MAKERS: dict[str, Callable[[nn.Module, nn.Module], nn.Module]] = {  # from the dense network and its sparse twin
     "dense": lambda dense, twin: copy.deepcopy(dense),
+    "dense fused": lambda dense, twin: fuse(copy.deepcopy(dense)),
     "published": lambda dense, twin: published(copy.deepcopy(twin)),
-    "ours": lambda dense, twin: copy.deepcopy(twin),
+    "ours": lambda dense, twin: fuse(copy.deepcopy(twin)),
 }
 
 

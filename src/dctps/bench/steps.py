@@ -32,6 +32,7 @@ class StepRow:
     min_ms: float
     other_format_ms: float | None  # median in the slower memory format
     ratio_to_dense: float  # above 1: faster
+    ratio_to_dense_fused: float
     ratio_to_published: float
     memory_bytes: int | None  # of weights, gradients and Adam's moments
 
@@ -82,6 +83,7 @@ def rows(asked: Steps, cell: Cell, times: Mapping[tuple[str, str], Times], sizes
                 min_ms=times[name, best].least,
                 other_format_ms=others[0][0] if others else None,
                 ratio_to_dense=ranked["dense"][0][0] / median,
+                ratio_to_dense_fused=ranked["dense fused"][0][0] / median,
                 ratio_to_published=ranked["published"][0][0] / median,
                 memory_bytes=sizes.get(name),
             )
