@@ -80,7 +80,8 @@ class Normaliser {
     call.together = grid.columns * sizeof(T) >= LONG_ROW || !is_large();
   }
 
-  bool is_large() const { return size_t(grid.count * grid.channels) * sizeof(T) > LARGE; }
+  // Whether the caches hold too little of the tensors; a pass has several of one size, so each counts double.
+  bool is_large() const { return 2 * size_t(grid.count * grid.channels) * sizeof(T) > LARGE; }
 
   // Whether a tensor of this size is written past the caches, which takes whole, aligned cache lines.
   bool past(const void* data) const {
