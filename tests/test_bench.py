@@ -166,14 +166,15 @@ def test_contenders_compute_the_same_in_both_memory_formats():
     dense, x = three_alike().eval(), torch.randn(2, 3, 8, 8)
     made = made_from(dense, 0.05, "dct", tuple(x.shape))
     assert [tuple(one[:2]) for one in made] == [
-        (name, fmt) for name in ("dense", "published", "ours") for fmt in ("contiguous", "channels_last")
+        (name, fmt) for name in ("dense", "dense_fused", "published", "ours") for fmt in ("contiguous", "channels_last")
     ]
-    plain, _, first, *rest = [one.model(x) for one in made]
+    plain, _, fused, _, first, *rest = [one.model(x) for one in made]
     assert_close(plain, dense(x))
+    assert_close(fused, dense(x))
     for other in rest:
         assert_close(other, first)
-    assert made[3].model[1].mask.is_contiguous(memory_format=torch.channels_last)
-    assert len(made_from(nn.Linear(8, 4), 0.5, "dct", (2, 8))) == 3  # vectors have one memory format
+    assert made[5].model[1].mask.is_contiguous(memory_format=torch.channels_last)
+    assert len(made_from(nn.Linear(8, 4), 0.5, "dct", (2, 8))) == 4  # vectors have one memory format
 
 
 # --- memory ---------------------------------------------------------------------------------------------------------
@@ -250,7 +251,7 @@ def test_cases_remember_the_layout_and_the_gradient_of_their_input():
 STEP_COLUMNS = [
     *("model", "density", "offset", "batch", "mode", "steps", "contender", "memory_format"),
     *("median_ms", "min_ms", "other_format_ms", "ratio_to_dense", "ratio_to_published", "memory_bytes"),
-    *("ratio_to_best_dense", "width"),
+    *("ratio_to_best_dense", "ratio_to_dense_fused", "width"),
 ]
 
 
@@ -259,14 +260,17 @@ def test_step(monkeypatch, tmp_path, capsys):
     rows = run("step", tmp_path)
     out = capsys.readouterr().out
     assert list(rows[0]) == STEP_COLUMNS + ORIGIN
-    contenders = ["dense", "published", "ours"]
+    contenders = ["dense", "dense_fused", "published", "ours"]
     assert [(row["offset"], row["contender"]) for row in rows] == [(o, c) for o in ("dct", "none") for c in contenders]
-    for group in (rows[:3], rows[3:]):
-        dense, theirs, _ = (float(row["median_ms"]) for row in group)
+    for group in (rows[:4], rows[4:]):
+        dense, fused, theirs, _ = (float(row["median_ms"]) for row in group)
         for row in group:
             assert float(row["ratio_to_dense"]) == pytest.approx(dense / float(row["median_ms"]), rel=1e-3)
+            assert float(row["ratio_to_dense_fused"]) == pytest.approx(fused / float(row["median_ms"]), rel=1e-3)
             assert float(row["ratio_to_published"]) == pytest.approx(theirs / float(row["median_ms"]), rel=1e-3)
-            assert row["ratio_to_best_dense"] == row["ratio_to_dense"]  # the only one that computes the dense network
+            assert float(row["ratio_to_best_dense"]) == pytest.approx(
+                min(dense, fused) / float(row["median_ms"]), rel=1e-3
+            )
             assert float(row["median_ms"]) <= float(row["other_format_ms"])
             assert row["memory_format"] in ("contiguous", "channels_last")
     assert (rows[0]["mode"], rows[0]["batch"], rows[0]["steps"]) == ("training", "2", "2")
@@ -312,14 +316,16 @@ def test_a_row_is_the_faster_memory_format():
     times = {
         ("dense", "contiguous"): Times((30.0, 20.0, 40.0)),
         ("dense", "channels_last"): Times((35.0, 34.0, 36.0)),
+        ("dense_fused", "contiguous"): Times((20.0, 20.0, 20.0)),
         ("published", "contiguous"): Times((90.0, 90.0, 90.0)),
         ("published", "channels_last"): Times((60.0, 60.0, 60.0)),
         ("ours", "contiguous"): Times((10.0, 10.0, 10.0)),
     }
-    dense, theirs, ours = steps.rows(steps.Steps(), steps.Cell("m", 0.1, "dct"), times, {"dense": 7})
+    dense, _, theirs, ours = steps.rows(steps.Steps(), steps.Cell("m", 0.1, "dct"), times, {"dense": 7})
     assert (dense.memory_format, dense.median_ms, dense.min_ms, dense.other_format_ms) == ("contiguous", 30, 20, 35)
     assert (theirs.memory_format, theirs.ratio_to_dense, theirs.other_format_ms) == ("channels_last", 0.5, 90)
-    assert (ours.ratio_to_dense, ours.ratio_to_published, ours.other_format_ms) == (3, 6, None)
+    assert (ours.ratio_to_dense, ours.ratio_to_dense_fused, ours.ratio_to_published) == (3, 2, 6)
+    assert ours.other_format_ms is None
     assert (dense.memory_bytes, ours.memory_bytes) == (7, None)
 
 
@@ -442,7 +448,7 @@ def test_a_file_never_holds_rows_of_two_runs(monkeypatch, tmp_path):
 
     monkeypatch.setattr(steps, "measure", watched)
     after = run("step", tmp_path)
-    assert seen == [before, after[:3], after]
+    assert seen == [before, after[:4], after]
 
 
 def test_what_was_measured_is_kept_when_the_rest_is_stopped(monkeypatch, tmp_path, capsys):
@@ -455,7 +461,7 @@ def test_what_was_measured_is_kept_when_the_rest_is_stopped(monkeypatch, tmp_pat
     monkeypatch.setattr(steps, "measure", stopped)
     assert main(["bench", "step", *TINY["step"].split(), "--out", str(tmp_path)]) == 130
     (path,) = tmp_path.glob("*.csv")
-    assert [row["offset"] for row in read(path)] == ["dct"] * 3
+    assert [row["offset"] for row in read(path)] == ["dct"] * 4
     assert path.name in capsys.readouterr().out
 
 
@@ -481,7 +487,7 @@ def test_sparseprop_gets_our_supports_and_no_layer_it_cannot_compute(monkeypatch
     assert "keeping" not in capsys.readouterr().out
     assert "sparseprop" not in [one.name for one in made_from(net, 0.1, "dct", (2, 3, 9, 9))]
     rows = run("step", tmp_path)
-    assert [row["contender"] for row in rows] == ["dense", "published", "ours"] * 2 + ["sparseprop"]
+    assert [row["contender"] for row in rows] == ["dense", "dense_fused", "published", "ours"] * 2 + ["sparseprop"]
     assert rows[-1]["memory_bytes"] == ""
     assert "left out" not in capsys.readouterr().out
 
@@ -526,7 +532,7 @@ def test_sparseprop_is_absent_or_whole(monkeypatch):
         ("step --classes 11", "not (2, 11); see --classes"),
         ("step --model lenet --width 8", "--width is for the ResNets and VGGs of dctps.models, not for lenet"),
         ("step --model resnet18 --width 0", "--width must be at least 1, not 0"),
-        ("step --peers published tensorrt", "unknown peer 'tensorrt'; choose one of: dense, published"),
+        ("step --peers published tensorrt", "unknown peer 'tensorrt'; choose one of: dense, dense_fused, published"),
         ("step --against HEAD --peers published", "two versions of dctps and no peers"),
         ("step --against no-such-branch", "has no such commit, branch or tag"),
         ("step --against none.whl", "there is no such wheel"),

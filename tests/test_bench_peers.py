@@ -59,7 +59,7 @@ def test_a_peer_is_one_entry(fake, tmp_path):
     seen = []
     fake("mine", lambda match: seen.append(match) or linear_net(), formats=("contiguous",), counted=False)
     rows = run(tmp_path, "--peers", "mine")
-    assert [row["contender"] for row in rows] == ["dense", "ours", "mine"]
+    assert [row["contender"] for row in rows] == ["dense", "dense_fused", "ours", "mine"]
     assert (seen[0].offset, seen[0].input_shape, seen[0].inference) == ("dct", (2, 3, 4, 4), False)
     assert len(seen) == 1  # in one memory format
     assert rows[-1]["memory_bytes"] == ""
@@ -69,16 +69,17 @@ def test_a_peer_is_one_entry(fake, tmp_path):
 def test_a_peer_that_cannot_take_part_is_left_out_with_one_word(fake, tmp_path, capsys):
     fake("mine", why_not=lambda match: "mine is left out: it rains")
     rows = run(tmp_path, "--peers", "mine", "--offset", "dct", "none")
-    assert [row["contender"] for row in rows] == ["dense", "ours"] * 2
+    assert [row["contender"] for row in rows] == ["dense", "dense_fused", "ours"] * 2
     assert capsys.readouterr().out.count("it rains") == 1
 
 
 def test_the_best_dense_network_is_that_of_any_package():
     times = {("dense", "contiguous"): Times((30.0,)), ("openvino", "contiguous"): Times((20.0,))}
+    times |= {("dense_fused", "contiguous"): Times((25.0,))}
     times |= {("ours", "contiguous"): Times((10.0,)), ("published", "contiguous"): Times((5.0,))}
     rows = {row.contender: row for row in steps.rows(steps.Steps(), steps.Cell("m", 0.1, "dct"), times, {})}
     assert [rows[name].ratio_to_best_dense for name in ("dense", "openvino", "ours")] == pytest.approx([2 / 3, 1, 2])
-    assert rows["ours"].ratio_to_dense == 3
+    assert (rows["ours"].ratio_to_dense, rows["ours"].ratio_to_dense_fused) == (3, 2.5)
 
 
 @pytest.mark.parametrize("own_threads", [False, True])

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from dctps.nn.convert import densify, sparsify, sparsify_norms
     from dctps.nn.costs import count_ops
     from dctps.nn.decay import param_groups
+    from dctps.nn.fuse import fuse
     from dctps.nn.layers import DpsConv1d, DpsConv2d, DpsConv3d, DpsLinear
     from dctps.nn.report import report
     from dctps.nn.running_statistics import recalibrate
@@ -59,6 +60,7 @@ __all__ = [
     "count_ops",
     "data",
     "densify",
+    "fuse",
     "imp",
     "load",
     "models",
@@ -97,6 +99,7 @@ PLACES = {
     "count_ops": "dctps.nn.costs",
     "data": "dctps.data",
     "densify": "dctps.nn.convert",
+    "fuse": "dctps.nn.fuse",
     "imp": "dctps.methods.lottery",
     "load": "dctps.checkpoint.load",
     "models": "dctps.models",

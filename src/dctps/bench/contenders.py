@@ -2,7 +2,8 @@
 
 All start from the same numbers; the sparse ones share their supports. `CONTENDERS` lists them: to add one, write a
 function that makes a network from a `Match`, and enter it. `--peers` names those that take part beside the dense
-network and ours.
+network and ours. Ours is fused (`dctps.fuse`). So that its layers and its fused BatchNorm can be told apart, the dense
+network comes with and without fusing.
 """
 
 import copy
@@ -17,12 +18,13 @@ from dctps.base.registry import is_none, lookup
 from dctps.bench import exported, sparselab, sparseprop
 from dctps.bench.published import published
 from dctps.nn.convert import densify, sparsify
+from dctps.nn.fuse import fuse
 
 FORMATS: dict[str, torch.memory_format] = {
     "contiguous": torch.contiguous_format,
     "channels_last": torch.channels_last,
 }
-ALWAYS = "dense", "ours"  # contenders that always take part
+ALWAYS = "dense", "dense_fused", "ours"  # contenders that always take part
 
 
 class Match(NamedTuple):
@@ -53,8 +55,9 @@ class Maker:
 
 CONTENDERS: dict[str, Maker] = {
     "dense": Maker(lambda match: copy.deepcopy(match.dense), is_dense=True),
+    "dense_fused": Maker(lambda match: fuse(copy.deepcopy(match.dense)), is_dense=True),
     "published": Maker(lambda match: published(copy.deepcopy(match.twin))),
-    "ours": Maker(lambda match: copy.deepcopy(match.twin)),
+    "ours": Maker(lambda match: fuse(copy.deepcopy(match.twin))),
     "dense_compiled": Maker(lambda match: exported.compiled(match.dense), is_dense=True),
     "sparseprop": Maker(
         lambda match: sparseprop.replaced(densify(copy.deepcopy(match.twin)), match.input_shape),

@@ -39,6 +39,7 @@ class StepRow:
     ratio_to_published: float | None  # None where the published formulation does not take part
     memory_bytes: int | None  # of weights, gradients and Adam's moments
     ratio_to_best_dense: float | None = None  # to the fastest that computes the dense network, by whatever package
+    ratio_to_dense_fused: float | None = None
     width: int | None = None  # channels of the first stage; None is the usual width
 
     @property
@@ -107,6 +108,7 @@ def rows(asked: Steps, cell: Cell, times: Mapping[tuple[str, str], Times], sizes
                 ratio_to_published=ranked["published"][0][0] / median if "published" in ranked else None,
                 memory_bytes=sizes.get(name),
                 ratio_to_best_dense=best / median,
+                ratio_to_dense_fused=ranked["dense_fused"][0][0] / median,
                 width=asked.width,
             )
         )

@@ -56,7 +56,9 @@ def _totals(cases: Sequence[Sequence[LayerRow]]) -> list[str]:
 def step_table(rows: Sequence[StepRow]) -> Table:
     """One block per network, density and offset, one line per contender."""
     left = ["model", "density", "offset", "contender", "format"]
-    table = _table(left, ["median ms", "min ms", "vs dense", "vs best dense", "vs published", "memory"])
+    table = _table(
+        left, ["median ms", "min ms", "vs dense", "vs dense fused", "vs best dense", "vs published", "memory"]
+    )
     before = None
     for row in rows:
         cell = (row.network, percent(row.density), row.offset)
@@ -70,6 +72,7 @@ def step_table(rows: Sequence[StepRow]) -> Table:
             milliseconds(row.median_ms),
             milliseconds(row.min_ms),
             ratio(row.ratio_to_dense),
+            ratio(row.ratio_to_dense_fused),
             ratio(row.ratio_to_best_dense),
             ratio(row.ratio_to_published),
             held,

@@ -16,6 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from dctps.core.support import Support
 from dctps.nn.built_weight import refuse_changes
+from dctps.nn.fused_norm import FUSED
 from dctps.nn.running_statistics import STATISTICS
 from dctps.nn.supported import SupportedLayer
 
@@ -128,6 +129,8 @@ NORMS: dict[type[nn.Module], type[SparseBatchNorm]] = {  # the layers of torch, 
     nn.BatchNorm2d: SparseBatchNorm2d,
     nn.BatchNorm3d: SparseBatchNorm3d,
 }
+_KINDS: dict[type[nn.Module], type[nn.Module]] = {kind: kind for kind in NORMS}
+_KINDS |= {FUSED[kind]: kind for kind in NORMS}  # a fused layer may become a sparse one, which is not fused
 
 
 def prunable_norms(model: nn.Module) -> dict[str, _BatchNorm]:
@@ -140,7 +143,7 @@ def prunable_norms(model: nn.Module) -> dict[str, _BatchNorm]:
     return {
         name: norm
         for name, norm in model.named_modules()
-        if type(norm) in NORMS
+        if type(norm) in _KINDS
         and isinstance(norm, _BatchNorm)
         and all(trains_alone(norm._parameters.get(key)) for key in ("weight", "bias"))
     }
@@ -155,7 +158,7 @@ def sparse_norm(norm: _BatchNorm, support: Support, device: torch.device) -> Spa
     assert scale is not None
     assert shift is not None
     place = device if scale.is_meta else scale.device
-    make = NORMS[type(norm)]
+    make = NORMS[_KINDS[type(norm)]]
     new = make(
         norm.num_features, norm.eps, norm.momentum, norm.track_running_stats, place, scale.dtype, support=support
     )

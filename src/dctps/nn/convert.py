@@ -20,6 +20,7 @@ from dctps.nn.alphas import AlphaLike, choose_alphas
 from dctps.nn.batchnorm import SparseBatchNorm, prunable_norms
 from dctps.nn.dps_layer import DpsLayer
 from dctps.nn.foreign import check_adapters, check_device, check_network, mark_config, warn_of_loss
+from dctps.nn.fuse import unfuse
 from dctps.nn.meta import materialise, take_tensors
 from dctps.nn.prunable import left_dense, prunable
 from dctps.nn.replace import (
@@ -127,10 +128,14 @@ def sparsify_norms(
 
 
 def densify(model: nn.Module) -> nn.Module:
-    """Replace every sparse layer, in place, by the layer of torch with the same outputs, and return the model."""
+    """Replace every sparse layer, in place, by the layer of torch with the same outputs, and return the model.
+
+    Fused BatchNorm layers become plain ones again.
+    """
     new: dict[int, nn.Module] = {id(m): make_plain_layer(m) for m in model.modules() if isinstance(m, DpsLayer)}
     new |= {id(m): make_plain_norm(m) for m in model.modules() if isinstance(m, SparseBatchNorm)}
-    if not new:
+    was_fused = unfuse(model)
+    if not new and not was_fused:
         raise ValueError("there is no sparse layer in this network to densify")
     result = replace_layers(model, new)
     attach_request(result, None)

@@ -1,5 +1,6 @@
 """The report of a network: shape, nnz, density, offset and alpha of each layer; what stayed dense and why; totals."""
 
+import collections
 import dataclasses
 import math
 
@@ -9,6 +10,7 @@ from dctps.base.words import percent
 from dctps.core.offsets import offset_name
 from dctps.nn.batchnorm import SparseBatchNorm
 from dctps.nn.dps_layer import DpsLayer
+from dctps.nn.fuse import Fused, LeftUnfused, fused_layers, left_unfused, why_slow
 from dctps.nn.prunable import LeftDense, left_dense, prunable
 from dctps.nn.sizes import Sizes, sizes
 
@@ -58,6 +60,8 @@ class Report:
     asked: Request | None
     norms: list[NormRow]
     sizes: Sizes
+    fused: list[Fused] = dataclasses.field(default_factory=list)
+    left_unfused: list[LeftUnfused] = dataclasses.field(default_factory=list)
 
     @property
     def nnz(self) -> int:
@@ -78,7 +82,17 @@ class Report:
         lines += self._remarks()
         if self.left_dense:
             lines += ["", "left dense:", *(f"  {name or '(the network)'}: {why}" for name, why in self.left_dense)]
-        return "\n".join(lines)
+        return "\n".join(lines + self._fused())
+
+    def _fused(self) -> list[str]:
+        """Return which BatchNorm layers compute together with what, and which do not."""
+        if not self.fused:
+            return []
+        count = collections.Counter(followed_by or "nothing" for _, followed_by in self.fused)
+        kinds = ", ".join(f"{n} with {kind}" for kind, n in count.items())
+        slow = why_slow()
+        lines = ["", f"fused BatchNorm layers: {kinds}" + (f"; computed by torch, because {slow}" if slow else "")]
+        return lines + [f"  {name} is not fused: {why}" for name, why in self.left_unfused]
 
     def _total(self) -> list[str]:
         return ["total", "", f"{self.nnz:,}", f"{self.size:,}", percent(self.density), "", ""]
@@ -116,7 +130,9 @@ def report(model: nn.Module) -> Report:
     rows = [_row(name, layer) for name, layer in model.named_modules() if isinstance(layer, DpsLayer)]
     plain = [LeftDense(name, "not converted: excluded, or put in later") for name in prunable(model)]
     norms = [NormRow(n, m.nnz, m.num_features) for n, m in model.named_modules() if isinstance(m, SparseBatchNorm)]
-    return Report(rows, plain + left_dense(model), getattr(model, "_dctps_request", None), norms, sizes(model))
+    asked = getattr(model, "_dctps_request", None)
+    fused = fused_layers(model), left_unfused(model)
+    return Report(rows, plain + left_dense(model), asked, norms, sizes(model), *fused)
 
 
 def _row(name: str, layer: DpsLayer) -> LayerRow:

@@ -17,6 +17,7 @@ from dctps.methods.subspace.subspace import project
 from dctps.nn.convert import sparsify, sparsify_norms
 from dctps.nn.diagnose import check_input
 from dctps.nn.dps_layer import DpsLayer
+from dctps.nn.fuse import fuse
 from dctps.nn.prunable import prunable
 from dctps.nn.report import Request, attach_request
 from dctps.nn.supported import saved_support
@@ -88,7 +89,7 @@ def prepare(
     if settings.norm_density is not None:
         sparsify_norms(model, settings.norm_density, seed=settings.seed)
     layout = torch.channels_last if settings.channels_last else torch.contiguous_format
-    return model.to(device).to(memory_format=layout), cost  # type: ignore[call-overload]
+    return fuse(model.to(device).to(memory_format=layout)), cost  # type: ignore[call-overload]
 
 
 def _sparsify(model: nn.Module, settings: Settings, supports: dict[str, Support] | None) -> None:

@@ -21,7 +21,7 @@ using Floats = nb::ndarray<const double, nb::c_contig, nb::device::cpu>;
 using Indices = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Positions = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-constexpr size_t LARGE = 16 << 20;  // bytes of a tensor above which it is written past the caches
+constexpr size_t LARGE = 4 << 20;  // bytes of a tensor above which it is written past the caches
 
 // The elements of a contiguous vector of `size` numbers, or null where there is no array.
 template <class T>

@@ -1,5 +1,6 @@
 // The kernels of one instruction set. This file is compiled once per instruction set; DCTPS_ISA names its namespace.
 #include "chunk.h"
+#include "normalise.h"
 #include "pointwise.h"
 #include "stencil.h"
 
@@ -17,6 +18,10 @@ constexpr Kernels<T> all = {
     pointwise_scratch<T>,
     pointwise_forward<T>,
     pointwise_backward<T>,
+    normalise_statistics<T>,
+    normalise<T>,
+    normalise_sums<T>,
+    normalise_gradient<T>,
 };
 
 // These are constants, so no code of this file runs before dispatch.cpp knows that the CPU has the instruction set.

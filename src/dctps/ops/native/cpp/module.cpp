@@ -9,6 +9,7 @@ using namespace nanobind::literals;
 namespace dctps {
 
 void bind_direct32(nb::module_& m), bind_direct64(nb::module_& m);  // direct.cpp
+void bind_normalise(nb::module_& m);                                // normalise.cpp
 void bind_snapshot(nb::module_& m);                                 // snapshot.cpp
 
 static std::vector<double> floats(const Floats& a) { return {a.data(), a.data() + a.size()}; }
@@ -131,6 +132,7 @@ NB_MODULE(_native, m) {
       });
   for (nb::module_& to : {std::ref(m), std::ref(single)}) bind_calls<float>(to), bind_direct32(to);
   for (nb::module_& to : {std::ref(m), std::ref(twice)}) bind_calls<double>(to), bind_direct64(to);
+  bind_normalise(m);
   bind_snapshot(m);
   m.def("reads_all", [](const Numbers& geometry, const Numbers& input) { return Layout(geometry, input).reads_all(); });
   m.def("instruction_set", &instruction_set);

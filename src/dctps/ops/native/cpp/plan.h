@@ -206,6 +206,28 @@ struct Pointwise {  // y[p] = W x[p] for densely packed pixels, forwards and bac
   bool needs_x, needs_values, needs_alpha;
 };
 
+// --- normalisation, see normalise.h --------------------------------------------------------------------------------
+
+enum class Activation { none, relu, relu6 };
+
+template <class T>
+struct Normalisation {  // y = activation((x - mean) scale + shift + residual), or its gradient, on a dense matrix
+  long columns;  // elements from one row to the next
+  long planes;   // 0 where constants belong to columns; else the number of channels, and row r has channel r % planes
+  Activation activation;
+  const T *x, *residual;            // residual is null where there is none
+  const T *mean, *scale, *shift;    // constants of the columns, or of the channels
+  const T *grad, *y;                // gradient of the output; y is null where x says which outputs the activation cut
+  const T *slope, *offset;          // the gradient of x is scale * grad + slope * (x - mean) + offset
+  T *out, *residual_grad;           // the output, or the gradient of x; the gradient of the residual, or null
+  bool past, residual_past;         // whether they are written past the caches
+  bool together;                    // whether several rows are read at a time
+};
+
+struct Tile {  // a part of the matrix
+  long first_row, last_row, first_column, last_column;
+};
+
 template <class T>
 struct Kernels {  // the kernels of one instruction set
   long lanes;  // pixels that a transform takes at a time; fewer pixels would leave vectors half empty
@@ -219,6 +241,12 @@ struct Kernels {  // the kernels of one instruction set
   long (*pointwise_scratch)(const Pointwise<T>&);
   void (*pointwise)(const Pointwise<T>&, long first, long last, T* scratch);
   double (*pointwise_backward)(const Pointwise<T>&, long first, long last, T* scratch, double* values);
+  // Means, and sums of squared deviations from them, of each column of a tile, or of each row where rows are planes.
+  void (*normalise_statistics)(const Normalisation<T>&, const Tile&, T* scratch, double* mean, double* square);
+  void (*normalise)(const Normalisation<T>&, const Tile&);
+  // Sums of g and of g (x - mean), where g is the gradient behind the activation; writes g to `residual_grad`, if any.
+  void (*normalise_sums)(const Normalisation<T>&, const Tile&, T* scratch, double* sum, double* product);
+  void (*normalise_gradient)(const Normalisation<T>&, const Tile&);
 };
 
 }  // namespace dctps

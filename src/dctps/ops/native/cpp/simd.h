@@ -61,6 +61,31 @@ inline void end_of_stream() {  // must run before another thread reads what was 
 #endif
 }
 
+// Reads and writes one vector, or one element where V is the type of an element.
+template <class V, class T>
+inline V take(const T* from) {
+  V v;
+  __builtin_memcpy(&v, from, sizeof(V));
+  return v;
+}
+
+template <bool PAST, class V, class T>
+inline void put(T* to, V v) {
+  if constexpr (PAST && sizeof(V) == VECTOR) stream<T>(to, v);
+  else __builtin_memcpy(to, &v, sizeof(V));
+}
+
+// Keeps the compiler from masking a load by a comparison: a load that waits for a comparison cannot be issued early.
+template <class V>
+inline V loaded(V v) {
+#if defined(__AVX512F__)
+  __asm__("" : "+v"(v));
+#elif defined(__SSE2__)
+  __asm__("" : "+x"(v));
+#endif
+  return v;
+}
+
 template <class T>
 inline Vec<T> splat(T value) {
   return value - Vec<T>{};

@@ -9,19 +9,6 @@ namespace dctps::DCTPS_ISA {
 
 constexpr int AT_ONCE = 4;  // destinations that share a load of the weights
 
-template <class V, class T>
-inline V take(const T* from) {
-  V v;
-  __builtin_memcpy(&v, from, sizeof(V));
-  return v;
-}
-
-template <bool PAST, class V, class T>
-inline void put(T* to, V v) {
-  if constexpr (PAST && sizeof(V) == VECTOR) stream<T>(to, v);
-  else __builtin_memcpy(to, &v, sizeof(V));
-}
-
 struct Lines {  // the rows of the source that one row of the destination reads, with their first kernel positions
   int64_t at[64];
   long tap[64], count;
