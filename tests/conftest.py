@@ -14,6 +14,7 @@ import pytest
 import torch
 
 pytest.register_assert_rewrite("helpers")
+collect_ignore_glob = ["helpers/remote_*.py"]  # programs that change torch for the process which imports them
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # two sets of threads on the same cores would only wait for one another
     torch.set_num_threads(1)

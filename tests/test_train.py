@@ -372,8 +372,9 @@ def test_two_processes_follow_one(tmp_path):
     fit(PAIR, runtime(tmp_path / "one"))
     alone = state(Run(tmp_path / "one" / run_id(PAIR)))["model"]
     for key, tensor in alone.items():
-        # 78 steps of SGD on sums in another order: float32 rounding, grown to 1e-5 of weights of order 1
-        torch.testing.assert_close(first[key], tensor, rtol=1e-3, atol=1e-4)
+        # 78 steps of SGD on sums in another order: float32 rounding, grown to 1e-5 of weights of order 1, and in single
+        # weights, behind a ReLU or a maximum that tips over, to 1.2e-4
+        torch.testing.assert_close(first[key], tensor, rtol=1e-3, atol=5e-4)
     mine, theirs = (metrics(Run(tmp_path / name / run_id(PAIR))) for name in ("one", "two"))
     assert [row["loss"] for row in theirs] == pytest.approx([row["loss"] for row in mine], rel=1e-4)
 
