@@ -131,13 +131,20 @@ inline void transpose(Vec<T>* rows) {
   }
 }
 
-constexpr long NEAR = 16 << 10;  // bytes up to which the pixels of the next turn are fetched ahead of it
+constexpr long NEAR = 64 << 10;  // bytes up to which the pixels of the next turn are fetched ahead of it
+
+// Whether flat pixels are near one another in the tensor; neighbouring images are not.
+inline bool is_near(const Map& map, long channels) {
+  long p = map.pixels / 2;
+  while (p + 1 < map.pixels && (map.source[p] < 0 || map.source[p + 1] < 0)) p++;
+  return p + 1 < map.pixels && map.source[p + 1] - map.source[p] <= 8 * channels;
+}
 
 // Packs all whole blocks of channels. Channels are the inner loop, because neighbours share a cache line of the tensor.
 template <class T>
 void pack_blocks(const Map& map, const T* data, long channels, T* grid, long ld) {
   constexpr long W = WIDTH<T>;
-  const bool near = 2 * W * channels * long(sizeof(T)) <= NEAR;
+  const bool near = is_near(map, channels) && 2 * W * channels * long(sizeof(T)) <= NEAR;
   for (long p = 0; p < map.pixels; p += 2 * W)
     for (long c = 0; c + W <= channels; c += W)
       for (long half = p; half < p + 2 * W; half += W) {
