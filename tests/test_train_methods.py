@@ -280,7 +280,7 @@ def test_two_processes_rewire_alike_and_follow_one(tmp_path, monkeypatch):
         if key.endswith("_extra_state"):
             assert torch.equal(first[key], tensor), key
         else:  # the bound and its reason are those of two processes without rewiring
-            torch.testing.assert_close(first[key], tensor, rtol=1e-3, atol=1e-4)
+            torch.testing.assert_close(first[key], tensor, rtol=1e-3, atol=5e-4)
 
 
 @pytest.mark.process
