@@ -17,7 +17,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-SPINS = "10000"  # a fraction of a millisecond; GNU's library spins 300,000 times of itself
+SPINS = "1000"  # some microseconds; GNU's library spins 300,000 times of itself
 
 
 def is_command() -> bool:
