@@ -296,3 +296,17 @@ def test_files_are_the_same(tmp_path):
     dctps.load(tmp_path / "fused.safetensors", fresh)
     x = torch.randn(2, 3, 8, 8)
     assert torch.equal(fresh.eval()(x), model.eval()(x))
+
+
+def test_inference_mode_computes_what_the_network_computes():
+    """Tensors of the inference mode have no versions, so nothing waits for the activation."""
+    net = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4), nn.ReLU()
+    )
+    x = torch.randn(2, 3, 6, 6)
+    expected = net.eval()(x)
+    dctps.fuse(net)
+    with torch.inference_mode():
+        torch.testing.assert_close(net(x), expected)
+    with torch.no_grad():
+        torch.testing.assert_close(net(x), expected)

@@ -77,7 +77,7 @@ class Pending:
         """Return batchnorm(x) + other, still pending where an activation follows."""
         other = other.value() if isinstance(other, Pending) else other
         fits = isinstance(other, Tensor) and other.shape == self.x.shape and other.dtype == self.x.dtype
-        if not fits or self.residual is not None or self.result is not None:
+        if not fits or other.is_inference() or self.residual is not None or self.result is not None:
             return self.value().add_(other) if in_place else self.value() + other
         total = self if in_place else Pending(self.x, self.arguments, self.waits)
         total.residual, total.versions, total.has_gradient = other, [*self.versions, other._version], self.has_gradient
@@ -156,7 +156,7 @@ class FusedBatchNorm(_BatchNorm):
             return super().forward(x)
         self._check_input_dim(x)  # type: ignore[no-untyped-call]
         arguments = self._arguments(uses_batch)
-        if not self.followed_by or _has_hooks(self):
+        if not self.followed_by or _has_hooks(self) or x.is_inference():  # what changes such a tensor leaves no trace
             return normalise(x, *arguments)
         return Pending(x, arguments, self.followed_by != "add")
 
