@@ -55,14 +55,15 @@ def assert_rounded(text, value):
 
 @pytest.mark.parametrize("row", body("network, density, offset"), ids=lambda row: row[0])
 def test_whole_steps(row):
-    name, dense, ours, ratio, ratio_published, link = row
+    name, dense, ours, ratio, ratio_fused, ratio_published, link = row
     model, density, offset = re.sub(r" \(.*", "", name).split(", ", 2)
     (path,) = re.findall(r"\((results/.*\.csv)\)", link)
     times, steps = medians(path, model, fraction(density), OFFSETS[offset])
-    assert steps == {(re.findall(r"medians of (\d+)", name) or ["5"])[0]}
+    assert steps == {(re.findall(r"medians of (\d+)", name) or ["7"])[0]}
     for text, contender in ((dense, "dense"), (ours, "ours")):
         assert_rounded(text, times[contender] / {"ms": 1, "s": 1000}[text.split()[1]])
     assert_rounded(ratio, times["dense"] / times["ours"])
+    assert_rounded(ratio_fused, times["dense_fused"] / times["ours"])
     if ratio_published:
         assert_rounded(ratio_published, times["published"] / times["ours"])
 
