@@ -860,8 +860,8 @@ def test_the_guides_are_fits_and_the_panels_say_how_far_times_and_fits_grow(tmp_
             (curve,), (guide,) = labelled(axes, contender), labelled(axes, name)
             assert list(curve.get_ydata()) == times
             fit = guide.get_ydata()
-            # It is a fit of these times. torch's own linear layer of 512 takes twice the time of its fit: it is the first
-            # for which torch's library takes two threads.
+            # It is a fit of these times. torch's own linear layer of 512 takes twice the time of its fit: it is the
+            # first for which torch's library takes two threads.
             least = 0.4 if (contender, panel) == ("dense", ("linear", "size")) else 0.6
             assert all(least < f / t < 1.6 for f, t in zip(fit, times, strict=True))
             said = re.search(rf"{contender}: time x ([\d,.]+), fit x ([\d,.]+)", texts(axes))
