@@ -505,7 +505,7 @@ def test_sparseprop_is_absent_or_whole(monkeypatch):
 
 
 # An installed package, as `make test-plain` has one, does not lie in its repository.
-IN_CHECKOUT = versions.PACKAGE == Path(__file__).parents[1] / "src" / "dctps"
+IN_CHECKOUT = Path(__file__).parents[1] / "src" / "dctps" == versions.PACKAGE
 NO_SUCH_COMMIT = "has no such commit, branch or tag" if IN_CHECKOUT else "does not lie in a git repository of its own"
 
 
