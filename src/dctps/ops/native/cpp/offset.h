@@ -48,7 +48,7 @@ struct OwnedOffset {
     for (int i = 0; i < plan.parts; i++) {
       Part<T>& part = plan.part[i];
       part.inputs = thin && first[i] ? first[i]->columns : second[i].columns, part.rank = second[i].columns;
-      part.start = i ? plan.part[0].inputs : 0, part.rank_start = i ? plan.part[0].rank : 0;
+      part.rank_start = i ? plan.part[0].rank : 0;
       const long expected = folds ? (plan.inputs + 1 - i) / 2 : plan.inputs;
       if (first[i].has_value() != thin || (thin && first[i]->rows != part.rank) || second[i].rows != filters ||
           part.inputs != expected)

@@ -119,7 +119,7 @@ struct Fourier {  // a Fourier transform along the channels, see fourier.h
 template <class T>
 struct Part {  // one term: the product second * first of two thin factors, or `second` alone
   long inputs, rank;  // columns of `first` and of `second`; they are equal where there is no `first`
-  long start, rank_start;  // its first row among the folded channels, and among the ranks of all parts
+  long rank_start;  // its first row among the ranks of all parts
   Matrix<T> first, first_adjoint, second;  // the first factors of both parts have as many rows, some of them zeros
   const T* second_adjoint;  // the transpose in blocks of PLANES / terms columns, each packed as a Matrix
 };
