@@ -29,7 +29,7 @@ DEPTHWISE = {
     "signals": ((5,), (2,), (2,), (1,), (17,)),
     "volumes": ((3, 2, 3), (1, 2, 1), (1, 0, 1), (1, 1, 2), (4, 5, 6)),
 }
-CHANNELS = [2, 16, 21, 40]
+CHANNELS = [2, 16, 21, 40, 70]
 
 
 def depthwise(name, channels, **options):
@@ -76,6 +76,18 @@ def test_depthwise(name, channels, dtype, called):
 def test_pointwise(filters, channels, spatial, dtype, called):
     pointwise(filters, channels, spatial, batch=5, nnz=1 + filters * channels // 40, dtype=dtype).check()
     assert {"pointwise_forward", "pointwise_backward"} <= set(called)
+
+
+@pytest.mark.parametrize("width", [1, 7, 8, 9, 15, 16, 17, 24, 33, 47, 48, 49, 63, 64, 65, 80, 127, 129])
+def test_panels_of_every_width(width):
+    """The last panel of a product is as narrow as its columns, forwards (filters) and backwards (channels)."""
+    pointwise(width, 32, batch=2, nnz=9).check()
+    pointwise(32, width, batch=2, nnz=9).check()
+
+
+@pytest.mark.parametrize("nnz", [0, 1])
+def test_pointwise_without_single_weights(nnz):
+    pointwise(24, 40, batch=3, nnz=nnz).check()
 
 
 @pytest.mark.parametrize(

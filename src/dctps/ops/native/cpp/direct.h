@@ -121,9 +121,11 @@ struct Depthwise {
     parallel(parts, threads, [&](long part) {
       std::vector<T> own(size);
       partial[part].assign(size, 0.0);
-      for (long image = layer.batch * part / parts; image < layer.batch * (part + 1) / parts; image++) {
+      const long end = layer.batch * (part + 1) / parts;
+      for (long image = layer.batch * part / parts, next; image < end; image = next) {
         std::fill(own.begin(), own.end(), T(0));
-        one_image(back, forward, y, image, gradient ? own.data() : nullptr);
+        for (next = image; next < std::min(end, image + together()); next++)
+          one_image(back, forward, y, next, gradient ? own.data() : nullptr);
         for (long i = 0; i < size; i++) partial[part][i] += double(own[i]);
       }
     });
@@ -135,6 +137,11 @@ struct Depthwise {
   }
 
  private:
+  // Images whose weight gradients are summed in the type T: as many as have 256 pixels together, or one.
+  long together() const {
+    return std::max(1L, 256 / std::max(1L, layer.axis[0].out * layer.axis[1].out * layer.axis[2].out));
+  }
+
   // Goes row by row, so that what one gradient has read is still in the cache for the other.
   void one_image(const Stencil<T>& back, const Stencil<T>& forward, const View<const T>& y, long image, T* own) {
     const Axis& axis = layer.axis[0];
@@ -151,23 +158,21 @@ template <class T>
 struct PointwiseJob {
   Pointwise<T> call{};
   std::vector<T> panels;
-  std::vector<int32_t> filter;
 
   PointwiseJob(long pixels, const Sparse& sparse, const T* offset, T alpha, const T* values, bool backward) {
     const Taps& taps = sparse.taps;
     const long m = taps.filters, n = taps.group_channels;
     call.pixels = pixels, call.channels = n, call.filters = m, call.alpha = alpha;
-    call.count = sparse.count(), call.channel = sparse.channel.data(), call.values = values;
-    filter.reserve(call.count);
-    for (long k = 0; k < m; k++) filter.insert(filter.end(), sparse.start[k + 1] - sparse.start[k], int32_t(k));
-    call.filter = filter.data();
+    call.count = sparse.count(), call.values = values;
+    call.start = sparse.back_start.data(), call.filter = sparse.back_filter.data(), call.value = sparse.back_value.data();
     if (backward) {
       panels = packed(m, n, [&](long k, long c) { return offset[k * n + c]; });
       call.back = panels.data();
     } else {
       std::vector<T> weight(offset, offset + m * n);
       for (T& w : weight) w *= alpha;
-      for (long e = 0; e < call.count; e++) weight[filter[e] * n + sparse.channel[e]] += values[e];
+      for (long c = 0; c < n; c++)
+        for (long e = call.start[c]; e < call.start[c + 1]; e++) weight[call.filter[e] * n + c] += values[call.value[e]];
       panels = packed(n, m, [&](long c, long k) { return weight[k * n + c]; });
       call.forward = panels.data();
     }
@@ -198,19 +203,22 @@ struct PointwiseJob {
   }
 
  private:
-  static constexpr long TILE = 24;  // pixels of a tile; parts begin at multiples of it, so that few tiles are divided
+  static constexpr long TILE = 48;  // parts begin at multiples of so many pixels, so that few tiles and blocks are divided
 
   long begin(long part, long parts) const {
     return part == parts ? call.pixels : call.pixels / TILE * part / parts * TILE;
   }
 
-  // The matrix at(k, n) as panels: [columns / panel][depth][panel], with zeros at the end.
+  // The matrix at(k, n) as panels: [columns / panel][depth][panel]. The last one is as narrow as whole vectors allow, and
+  // has zeros at the end.
   template <class At>
   static std::vector<T> packed(long depth, long columns, At at) {
-    const long panel = kernels<T>().panel, count = (columns + panel - 1) / panel;
-    std::vector<T> out(count * depth * panel, T(0));
-    for (long n = 0; n < columns; n++)
-      for (long k = 0; k < depth; k++) out[(n / panel * depth + k) * panel + n % panel] = at(k, n);
+    const long panel = kernels<T>().panel, width = kernels<T>().lanes / 2, whole = (columns + width - 1) / width * width;
+    std::vector<T> out(whole * depth, T(0));
+    for (long n = 0; n < columns; n += panel)
+      for (long k = 0; k < depth; k++)
+        for (long i = n; i < std::min(n + panel, columns); i++)
+          out[n * depth + k * std::min(panel, whole - n) + i - n] = at(k, i);
     return out;
   }
 };

@@ -201,9 +201,9 @@ struct Pointwise {  // y[p] = W x[p] for densely packed pixels, forwards and bac
   T* out;          // the output, or the gradient of the input
   bool past;       // whether `out` is written past the caches
   long count;      // nnz of S
-  const int32_t *filter, *channel;
+  const int32_t *start, *filter, *value;  // the places of S by channel: where a channel starts, filter, index of the value
   const T* values;
-  bool needs_x, needs_values, needs_alpha;
+  bool needs_x, needs_values;
 };
 
 // --- normalisation, see normalise.h --------------------------------------------------------------------------------

@@ -43,6 +43,30 @@ inline void store(T* to, Vec<T> v) {
   __builtin_memcpy(to, &v, VECTOR);
 }
 
+// Reads the first `count` elements of a vector, fewer than all; the others are zero.
+template <class T>
+inline Vec<T> load_part(const T* from, long count) {
+#if defined(__AVX512F__)
+  if constexpr (sizeof(T) == 4) return _mm512_maskz_loadu_ps(__mmask16((1 << count) - 1), from);
+  else return _mm512_maskz_loadu_pd(__mmask8((1 << count) - 1), from);
+#else
+  Vec<T> v{};
+  for (long i = 0; i < count; i++) v[i] = from[i];
+  return v;
+#endif
+}
+
+// Writes the first `count` elements of a vector, fewer than all.
+template <class T>
+inline void store_part(T* to, Vec<T> v, long count) {
+#if defined(__AVX512F__)
+  if constexpr (sizeof(T) == 4) _mm512_mask_storeu_ps(to, __mmask16((1 << count) - 1), v);
+  else _mm512_mask_storeu_pd(to, __mmask8((1 << count) - 1), v);
+#else
+  for (long i = 0; i < count; i++) to[i] = v[i];
+#endif
+}
+
 // Writes past the caches, for results that are much larger than they are. `to` must be aligned to a vector.
 template <class T>
 inline void stream(T* to, Vec<T> v) {
@@ -96,6 +120,17 @@ inline T sum(Vec<T> v) {
   T total = 0;
   for (int i = 0; i < WIDTH<T>; i++) total += v[i];
   return total;
+}
+
+// The same, halving the vector again and again: another order of the sums, and fewer of them one after the other.
+template <class T>
+inline T folded_sum(Vec<T> v) {
+#if defined(__AVX512F__)
+  if constexpr (sizeof(T) == 4) return _mm512_reduce_add_ps(v);
+  else return _mm512_reduce_add_pd(v);
+#else
+  return sum<T>(v);
+#endif
 }
 
 }  // namespace dctps::DCTPS_ISA

@@ -7,7 +7,7 @@
 
 namespace dctps::DCTPS_ISA {
 
-constexpr int AT_ONCE = 4;  // destinations that share a load of the weights
+constexpr int AT_ONCE = 6;  // destinations that share a load of the weights
 
 struct Lines {  // the rows of the source that one row of the destination reads, with their first kernel positions
   int64_t at[64];
@@ -47,24 +47,26 @@ inline void gather_tile(const Gather<T>& g, const Lines& lines, const Span& span
     for (int n = 0; n < N; n++) put<PAST, V>(out + p * span.step * g.out.axis[2] + n * width, sums[p][n]);
 }
 
-// Calls two(c) for blocks of two vectors of channels, then one(c) for one vector, then rest(c) for single channels.
-template <class T, class Two, class One, class Rest>
-inline void each_block(long channels, Two two, One one, Rest rest) {
+// Calls block(c) for blocks of N vectors of channels, then one(c) for one vector, then rest(c) for single channels.
+template <class T, int N, class Block, class One, class Rest>
+inline void each_block(long channels, Block block, One one, Rest rest) {
   long c = 0;
-  for (; c + 2 * WIDTH<T> <= channels; c += 2 * WIDTH<T>) two(c);
+  for (; c + N * WIDTH<T> <= channels; c += N * WIDTH<T>) block(c);
   for (; c + WIDTH<T> <= channels; c += WIDTH<T>) one(c);
   for (; c < channels; c++) rest(c);
 }
 
-// Computes P destinations for all channels, in the order of memory.
+// Computes P destinations for all channels, in the order of memory. A tile of few destinations takes more channels:
+// a sum of products waits for the one before it, so that about eight sums must be under way.
 template <class T, int P>
 inline void gather_pixels(const Gather<T>& g, const Lines& lines, const Span& span, long first, T* out) {
+  constexpr int N = P > 2 ? 2 : 4;
   T* to = out + (span.first + first * span.step) * g.out.axis[2];
-  each_block<T>(
+  each_block<T, N>(
       g.channels,
       [&](long c) {
-        if (g.out.large) gather_tile<T, Vec<T>, 2, P, true>(g, lines, span, first, c, to + c);
-        else gather_tile<T, Vec<T>, 2, P, false>(g, lines, span, first, c, to + c);
+        if (g.out.large) gather_tile<T, Vec<T>, N, P, true>(g, lines, span, first, c, to + c);
+        else gather_tile<T, Vec<T>, N, P, false>(g, lines, span, first, c, to + c);
       },
       [&](long c) { gather_tile<T, Vec<T>, 1, P, false>(g, lines, span, first, c, to + c); },
       [&](long c) { gather_tile<T, T, 1, P, false>(g, lines, span, first, c, to + c); });
@@ -79,6 +81,7 @@ void gather_row(const Gather<T>& g, long image, long row) {
     for (const Span* span = g.spans; span < g.spans + g.span_count; span++) {
       long i = 0;
       for (; i + AT_ONCE <= span->count; i += AT_ONCE) gather_pixels<T, AT_ONCE>(g, lines, *span, i, out);
+      for (; i + 2 <= span->count; i += 2) gather_pixels<T, 2>(g, lines, *span, i, out);
       for (; i < span->count; i++) gather_pixels<T, 1>(g, lines, *span, i, out);
     }
   }
@@ -114,8 +117,8 @@ inline void weight_pixels(const Gather<T>& g, const Lines& lines, long r, const 
   auto one = [&](long c) {
     weight_tile<T, Vec<T>, R, M>(g, lines, r, span, meets, first, last, c, y, y_step, sums);
   };
-  each_block<T>(
-      g.channels, [&](long c) { one(c), one(c + WIDTH<T>); }, one,
+  each_block<T, 1>(
+      g.channels, one, one,
       [&](long c) { weight_tile<T, T, R, M>(g, lines, r, span, meets, first, last, c, y, y_step, sums); });
 }
 
@@ -124,6 +127,7 @@ void weight_lines(const Gather<T>& g, const Lines& lines, long r, const Span& sp
                   int64_t y_step, T* sums) {
   const Meet* m = span.meets;
   for (; m + 3 <= span.end; m += 3) weight_pixels<T, R, 3>(g, lines, r, span, m, first, last, y, y_step, sums);
+  for (; m + 2 <= span.end; m += 2) weight_pixels<T, R, 2>(g, lines, r, span, m, first, last, y, y_step, sums);
   for (; m < span.end; m++) weight_pixels<T, R, 1>(g, lines, r, span, m, first, last, y, y_step, sums);
 }
 
@@ -142,6 +146,7 @@ void weight_row(const Gather<T>& g, const View<const T>& y, long image, long row
         const long last = i + SHORT < span->count ? i + SHORT : span->count;
         long r = 0;
         for (; r + 3 <= lines.count; r += 3) weight_lines<T, 3>(g, lines, r, *span, i, last, from, step, sums);
+        for (; r + 2 <= lines.count; r += 2) weight_lines<T, 2>(g, lines, r, *span, i, last, from, step, sums);
         for (; r < lines.count; r++) weight_lines<T, 1>(g, lines, r, *span, i, last, from, step, sums);
       }
     }
