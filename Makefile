@@ -80,8 +80,9 @@ docs: $(VENV)/.dev  ## the pages of docs/ as a site in build/site; a broken link
 	$(BIN)/mkdocs build --quiet --strict
 
 STEPS := --steps 7 --warmup 1
+AVX2 := --instruction-set avx2
 DENSE_PEERS := --peers published onnxruntime openvino
-bench: $(VENV)/.dev  ## the tables of the README, about half an hour with nothing else running; replaces results/bench-*
+bench: $(VENV)/.dev  ## the tables of the README, about three quarters of an hour with nothing else running; replaces results/bench-*
 	$(BIN)/dctps bench step --models vgg19 --densities 1e-3 --offsets dct dct_signed hadamard/spatial/channel/lowest/0 $(STEPS)
 	$(BIN)/dctps bench step --models vgg19 --densities 1e-2 --offsets dct $(STEPS)
 	$(BIN)/dctps bench step --models resnet18 --densities 1e-3 --offsets dct $(STEPS)
@@ -92,6 +93,13 @@ bench: $(VENV)/.dev  ## the tables of the README, about half an hour with nothin
 	$(BIN)/dctps bench step --models vgg19 resnet50 --densities 1e-3 --offsets dct --batch 1 --inference $(DENSE_PEERS) --steps 21
 	$(BIN)/dctps bench step --models vgg19 resnet18 --densities 1e-2 1e-3 1e-4 --offsets none --batch 32 $(STEPS)
 	$(BIN)/dctps bench step --models vgg19 resnet18 --densities 1e-2 1e-3 1e-4 --offsets none --batch 128 $(STEPS)
+	$(BIN)/dctps bench step --models vgg19 --densities 1e-3 --offsets dct dct_signed $(STEPS) $(AVX2)
+	$(BIN)/dctps bench step --models vgg19 --densities 1e-3 --offsets none $(STEPS) $(AVX2)
+	$(BIN)/dctps bench step --models vgg19 --densities 1e-2 --offsets dct $(STEPS) $(AVX2)
+	$(BIN)/dctps bench step --models resnet18 --densities 1e-3 --offsets dct $(STEPS) $(AVX2)
+	$(BIN)/dctps bench step --models mobilenetv2 --densities 1e-3 --offsets dct --steps 11 --warmup 1 $(AVX2)
+	$(BIN)/dctps bench step --models resnet50 --densities 1e-3 --offsets dct $(STEPS) $(AVX2)
+	$(BIN)/dctps bench step --models resnet18 --width 16 --densities 1e-2 --offsets dct --threads 1 --steps 11 $(AVX2)
 	$(BIN)/dctps bench scaling
 	$(BIN)/dctps bench layers --model resnet50 --density 1e-3
 	$(BIN)/python benchmarks/linear_step.py

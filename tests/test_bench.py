@@ -4,6 +4,7 @@ import copy
 import csv
 import math
 import os
+import re
 import sys
 import types
 from pathlib import Path
@@ -14,14 +15,28 @@ import tyro
 from torch import nn
 
 import dctps
-from dctps.bench import calls, figures, layers, memory, names, networks, scaling, sparseprop, steps, stopwatch, versions
+from dctps.bench import (
+    calls,
+    figures,
+    footprint,
+    layers,
+    memory,
+    names,
+    networks,
+    scaling,
+    sparseprop,
+    steps,
+    stopwatch,
+    tables,
+    versions,
+)
 from dctps.bench.contenders import contenders, default_peers, matched
 from dctps.bench.published import Published, published
 from dctps.bench.stopwatch import Times
 from dctps.cli import bench as command
 from dctps.cli import main, measure
 from dctps.nn.dps_layer import DpsLayer
-from dctps.ops import functional, native
+from dctps.ops import eager, functional, native
 from helpers.networks import cnn
 from helpers.tolerances import assert_close
 
@@ -190,9 +205,37 @@ def test_memory_is_weights_gradients_moments_and_positions():
     assert memory(published(copy.deepcopy(sparse))) == 4 * 4 * (5000 + 1 + rest) + 2 * 4 * 5000  # D and the mask
 
 
+def test_the_peak_is_the_most_that_is_alive_at_a_time():
+    def run():
+        first, second = torch.empty(1000), torch.empty(500)
+        del first
+        return second, torch.empty(100)
+
+    assert footprint.peak(nn.Identity(), run) == 4 * 1500
+
+
+def test_the_peak_of_a_step_has_its_gradients_and_not_the_moments_each_time_it_is_asked_for(capfd):
+    net, x = nn.Linear(300, 200, bias=False), torch.randn(4, 300)
+    step = calls.training_step(net, x, torch.tensor([1, 2, 3, 4]))
+    step()
+    found = [footprint.peak(net, step) for _ in range(2)]
+    assert found[0] == found[1]
+    assert 1 < found[0] / (4 * 200 * 300) < 1.5
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.skipif(native.kernels is None, reason="needs the native kernels")
+def test_the_peak_is_that_of_the_path_that_is_timed(monkeypatch):
+    seen, multiply = [], eager.multiply
+    monkeypatch.setattr(eager, "multiply", lambda *arguments: seen.append(1) or multiply(*arguments))
+    layer = dctps.DpsLinear(64, 32, nnz=5, backend="native")
+    footprint.peak(layer, calls.training_step(layer, torch.randn(4, 64), torch.tensor([1, 2, 3, 4])))
+    assert seen == [1]
+
+
 # --- the subjects ---------------------------------------------------------------------------------------------------
 
-ORIGIN = ["keep_memory", "cpu", "instruction_set", "threads", "torch", "commit", "date"]
+ORIGIN = ["keep_memory", "cpu", "instruction_set", "torch_instruction_set", "threads", "torch", "commit", "date"]
 
 
 def test_layers(tmp_path, capsys):
@@ -209,7 +252,7 @@ def test_layers(tmp_path, capsys):
         held = 4 * 4 * 144 if row["contender"] == "dense" else 4 * 4 * int(row["nnz"]) + 4 * int(row["nnz"])
         assert int(row["memory_bytes"]) == held
     assert sum(row["chosen"] == "True" for row in rows) == 3
-    assert list(rows[0])[-7:] == ORIGIN
+    assert list(rows[0])[-len(ORIGIN) :] == ORIGIN
     for text in ("1  x3", "4x4x3x3", "1 4x4x3x3: dense", "all 5", ".csv"):
         assert text in out
 
@@ -252,7 +295,7 @@ def test_cases_remember_the_layout_and_the_gradient_of_their_input():
 STEP_COLUMNS = [
     *("model", "density", "offset", "batch", "mode", "steps", "contender", "memory_format"),
     *("median_ms", "min_ms", "other_format_ms", "ratio_to_dense", "ratio_to_published", "memory_bytes"),
-    *("ratio_to_best_dense", "ratio_to_dense_fused", "width"),
+    *("ratio_to_best_dense", "ratio_to_dense_fused", "width", "peak_bytes"),
 ]
 
 
@@ -277,6 +320,11 @@ def test_step(monkeypatch, tmp_path, capsys):
     assert (rows[0]["mode"], rows[0]["batch"], rows[0]["steps"]) == ("training", "2", "2")
     assert int(rows[0]["memory_bytes"]) == memory(three_alike())
     assert rows[0]["instruction_set"] == native.instruction_set()
+    assert rows[0]["torch_instruction_set"] == torch.backends.cpu.get_cpu_capability().lower()
+    for row in rows:  # the gradients of the weights and the activations of a convolution are alive together
+        assert int(row["peak_bytes"]) > int(row["memory_bytes"]) / 4
+    held = f"{tables.size(int(rows[3]['memory_bytes']))} +{tables.size(int(rows[3]['peak_bytes']))}"
+    assert re.search(rf"memory +peak .* {held} ", out, re.DOTALL)
     for text in ("three_alike, 5 %, dct: dense ", "vs dense", ".csv", "sparseprop is left out"):
         assert text in out
     assert out.count("no sparseprop here") == 1
@@ -322,12 +370,15 @@ def test_a_row_is_the_faster_memory_format():
         ("published", "channels_last"): Times((60.0, 60.0, 60.0)),
         ("ours", "contiguous"): Times((10.0, 10.0, 10.0)),
     }
-    dense, _, theirs, ours = steps.rows(steps.Steps(), steps.Cell("m", 0.1, "dct"), times, {"dense": 7})
+    peaks = {("dense", "contiguous"): 8, ("dense", "channels_last"): 9, ("published", "channels_last"): 10}
+    cell = steps.Cell("m", 0.1, "dct")
+    dense, _, theirs, ours = steps.rows(steps.Steps(), cell, times, {"dense": 7}, peaks)
     assert (dense.memory_format, dense.median_ms, dense.min_ms, dense.other_format_ms) == ("contiguous", 30, 20, 35)
     assert (theirs.memory_format, theirs.ratio_to_dense, theirs.other_format_ms) == ("channels_last", 0.5, 90)
     assert (ours.ratio_to_dense, ours.ratio_to_dense_fused, ours.ratio_to_published) == (3, 2, 6)
     assert ours.other_format_ms is None
     assert (dense.memory_bytes, ours.memory_bytes) == (7, None)
+    assert (dense.peak_bytes, theirs.peak_bytes, ours.peak_bytes) == (8, 10, None)
 
 
 def test_scaling(tmp_path, capsys):

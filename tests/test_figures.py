@@ -899,6 +899,16 @@ def test_steps_are_told_in_words(tmp_path, monkeypatch):
     assert labels == [f"VGG19, 0.1 %\n{offset}" for offset in offsets]
 
 
+def test_a_table_from_before_a_column_is_drawn(tmp_path):
+    with (RESULTS / "bench-step-vgg19-dct-1e-2-b128.csv").open(newline="") as file:
+        rows = [{k: v for k, v in row.items() if k != "peak_bytes"} for row in csv.DictReader(file)]
+    with (tmp_path / "old.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    assert bench_figures.redraw(tmp_path / "old.csv").exists()
+
+
 def test_tables_without_a_figure_are_refused(tmp_path):
     with pytest.raises(ValueError, match="has no figure: only the tables of"):
         bench_figures.redraw(RESULTS / "bench-roofline.csv")

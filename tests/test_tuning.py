@@ -172,6 +172,22 @@ def test_measurements_are_kept_on_disk(monkeypatch):
     assert asked == ALL
 
 
+def test_a_limit_of_the_instruction_set_has_a_file_of_its_own(monkeypatch):
+    files = [stored_times.cache_file()]
+    with monkeypatch.context() as patch:
+        patch.setattr(native, "instruction_set", lambda: "lesser")
+        files.append(stored_times.cache_file())
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "LESSER")
+        files.append(stored_times.cache_file())
+    for name in ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS"):
+        with monkeypatch.context() as patch:
+            patch.setenv(name, "LESSER")
+            files.append(stored_times.cache_file())
+    assert len(set(files)) == len(files)
+    assert stored_times.cache_file() == files[0]
+
+
 def test_a_run_goes_on_with_its_own_choices(monkeypatch):
     measuring(monkeypatch, dense=2.0, **{FAST: 1.0})
     layer = DpsLinear(64, 32, nnz=5)

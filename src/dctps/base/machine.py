@@ -1,4 +1,4 @@
-"""The machine that a process runs on: the name of its processor, its freed memory, its denormal numbers."""
+"""The machine that a process runs on: its processor and instruction set, its freed memory, its denormal numbers."""
 
 import contextlib
 import ctypes
@@ -19,6 +19,11 @@ def cpu() -> str:
         if line.startswith("model name"):
             return line.split(":", 1)[1].strip()
     return platform.processor() or platform.machine()
+
+
+def torch_instruction_set() -> str:
+    """Return the instruction set that torch's own kernels use: avx512, avx2, or another name of torch's."""
+    return torch.backends.cpu.get_cpu_capability().lower()
 
 
 def keep_memory() -> bool:

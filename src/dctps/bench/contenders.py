@@ -50,15 +50,16 @@ class Maker:
     formats: tuple[str, ...] = tuple(FORMATS)  # memory formats in which it is measured
     is_dense: bool = False  # whether it computes the dense network
     own_threads: bool = False  # whether it brings threads that may still spin when the next contender begins
-    counted: bool = True  # whether `memory` knows what it holds
+    counted: bool = True  # whether `memory` knows what it holds, and torch allocates what a step needs
+    obeys_limit: bool = False  # whether `--instruction-set` limits it, as it limits torch and our kernels
 
 
 CONTENDERS: dict[str, Maker] = {
-    "dense": Maker(lambda match: copy.deepcopy(match.dense), is_dense=True),
-    "dense_fused": Maker(lambda match: fuse(copy.deepcopy(match.dense)), is_dense=True),
-    "published": Maker(lambda match: published(copy.deepcopy(match.twin))),
-    "ours": Maker(lambda match: fuse(copy.deepcopy(match.twin))),
-    "dense_compiled": Maker(lambda match: exported.compiled(match.dense), is_dense=True),
+    "dense": Maker(lambda match: copy.deepcopy(match.dense), is_dense=True, obeys_limit=True),
+    "dense_fused": Maker(lambda match: fuse(copy.deepcopy(match.dense)), is_dense=True, obeys_limit=True),
+    "published": Maker(lambda match: published(copy.deepcopy(match.twin)), obeys_limit=True),
+    "ours": Maker(lambda match: fuse(copy.deepcopy(match.twin)), obeys_limit=True),
+    "dense_compiled": Maker(lambda match: exported.compiled(match.dense), is_dense=True),  # for the machine's processor
     "sparseprop": Maker(
         lambda match: sparseprop.replaced(densify(copy.deepcopy(match.twin)), match.input_shape),
         lambda match: _without_offset("sparseprop", match) or sparseprop.why_not(),

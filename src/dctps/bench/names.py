@@ -1,7 +1,8 @@
 """The names of the tables that `dctps bench` writes: a name says what was measured.
 
 `bench-step-vgg19-dct-1e-3-b128` holds one network, one offset, one density and batches of 128; several values are
-joined by "+", and options that are not at their defaults follow. Two runs that measure the same have the same name.
+joined by "+", and options that are not at their defaults follow, at last the instruction set where one was asked for.
+Two runs that measure the same have the same name.
 Processor, torch version, commit and date are columns of the table.
 """
 
@@ -26,20 +27,21 @@ NAMED = (
 PRECISION = "steps", "warmup", "repeats"  # options that change how exact a time is, not what is measured
 
 
-def step_name(asked: Steps) -> str:
+def step_name(asked: Steps, instruction_set: str | None = None) -> str:
     """The name of a table of whole steps, without its ending."""
-    return _name("step", asked.models, asked.offsets, asked.densities, asked.batch, _other_options(asked, NAMED))
+    options = _other_options(asked, NAMED, instruction_set)
+    return _name("step", asked.models, asked.offsets, asked.densities, asked.batch, options)
 
 
-def layers_name(asked: Layers) -> str:
+def layers_name(asked: Layers, instruction_set: str | None = None) -> str:
     """The name of a table of one network's layers, without its ending."""
     of_one = [asked.model], [asked.offset], [asked.density]
-    return _name("layers", *of_one, asked.batch, _other_options(asked, NAMED))
+    return _name("layers", *of_one, asked.batch, _other_options(asked, NAMED, instruction_set))
 
 
-def scaling_name(asked: Scaling) -> str:
+def scaling_name(asked: Scaling, instruction_set: str | None = None) -> str:
     """The name of a table of times against size and density, without its ending."""
-    return _file_name(["bench", "scaling", asked.offset, *_other_options(asked, ["offset"])])
+    return _file_name(["bench", "scaling", asked.offset, *_other_options(asked, ["offset"], instruction_set)])
 
 
 def _name(
@@ -55,7 +57,7 @@ def _name(
     return _file_name(["bench", subject, *parts, *options])
 
 
-def _other_options(asked: Any, named: Iterable[str]) -> list[str]:
+def _other_options(asked: Any, named: Iterable[str], instruction_set: str | None) -> list[str]:
     """The options that differ from their defaults: a flag by its name, any other by its name and its value."""
     found = []
     for option in dataclasses.fields(asked):
@@ -63,7 +65,7 @@ def _other_options(asked: Any, named: Iterable[str]) -> list[str]:
         if option.name in (*named, *PRECISION) or value == option.default:
             continue
         found.append(option.name if value is True else f"{option.name}-{_option_text(option.name, value)}")
-    return found
+    return found if instruction_set is None else [*found, instruction_set]
 
 
 def _option_text(name: str, value: Any) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from dctps.base.files import write_atomically
-from dctps.base.machine import cpu
+from dctps.base.machine import cpu, torch_instruction_set
 from dctps.base.provenance import commit
 from dctps.ops import native
 
@@ -31,6 +31,7 @@ class Sheet:
             "keep_memory": keep_memory,
             "cpu": cpu(),
             "instruction_set": native.instruction_set(),
+            "torch_instruction_set": torch_instruction_set(),
             "threads": torch.get_num_threads(),
             "torch": torch.__version__,
             "commit": commit(),

@@ -5,6 +5,7 @@ import functools
 import gc
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 
 import torch
 
@@ -12,7 +13,7 @@ from dctps.base.words import percent
 from dctps.bench import networks
 from dctps.bench.calls import Call, inference, training_step
 from dctps.bench.contenders import CONTENDERS, FORMATS, Contender, contenders, default_peers, matched
-from dctps.bench.footprint import memory
+from dctps.bench.footprint import memory, peak
 from dctps.bench.stopwatch import SETTLE, Times, interleaved
 from dctps.bench.subjects import StepCell as Cell
 from dctps.bench.subjects import Steps
@@ -41,6 +42,7 @@ class StepRow:
     ratio_to_best_dense: float | None = None  # to the fastest that computes the dense network, by whatever package
     ratio_to_dense_fused: float | None = None
     width: int | None = None  # channels of the first stage; None is the usual width
+    peak_bytes: int | None = None  # of the tensors that a step adds to those before it; see `footprint.peak`
 
     @property
     def network(self) -> str:
@@ -77,7 +79,8 @@ def _measure_cell(asked: Steps, cell: Cell, tick: Callable[[], object], say: Say
     pause = SETTLE if any(CONTENDERS[one.name].own_threads for one in made) else 0.0
     times = interleaved(runs, asked.steps, asked.warmup, tick, pause)
     sizes = {one.name: memory(one.model) for one in made if CONTENDERS[one.name].counted}
-    return rows(asked, cell, times, sizes)
+    peaks = {one[:2]: peak(one.model, runs[one[:2]]) for one in made if CONTENDERS[one.name].counted}
+    return rows(asked, cell, times, sizes, peaks)
 
 
 def _call(asked: Steps, one: Contender, x: torch.Tensor, target: torch.Tensor) -> Call:
@@ -85,8 +88,14 @@ def _call(asked: Steps, one: Contender, x: torch.Tensor, target: torch.Tensor) -
     return inference(one.model, images) if asked.inference else training_step(one.model, images, target)
 
 
-def rows(asked: Steps, cell: Cell, times: Mapping[tuple[str, str], Times], sizes: Mapping[str, int]) -> list[StepRow]:
-    """One row per contender from the times by (contender, memory format)."""
+def rows(
+    asked: Steps,
+    cell: Cell,
+    times: Mapping[tuple[str, str], Times],
+    sizes: Mapping[str, int],
+    peaks: Mapping[tuple[str, str], int] = MappingProxyType({}),
+) -> list[StepRow]:
+    """One row per contender from the times and the peaks by (contender, memory format)."""
     names = list(dict.fromkeys(name for name, _ in times))
     ranked = {n: sorted((t.median, fmt) for (own, fmt), t in times.items() if own == n) for n in names}
     best = min(ranked[name][0][0] for name in names if CONTENDERS[name].is_dense)
@@ -110,6 +119,7 @@ def rows(asked: Steps, cell: Cell, times: Mapping[tuple[str, str], Times], sizes
                 ratio_to_best_dense=best / median,
                 ratio_to_dense_fused=ranked["dense_fused"][0][0] / median,
                 width=asked.width,
+                peak_bytes=peaks.get((name, fastest)),
             )
         )
     return found

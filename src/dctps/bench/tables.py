@@ -57,14 +57,13 @@ def step_table(rows: Sequence[StepRow]) -> Table:
     """One block per network, density and offset, one line per contender."""
     left = ["model", "density", "offset", "contender", "format"]
     table = _table(
-        left, ["median ms", "min ms", "vs dense", "vs dense fused", "vs best dense", "vs published", "memory"]
+        left, ["median ms", "min ms", "vs dense", "vs dense fused", "vs best dense", "vs published", "memory", "peak"]
     )
     before = None
     for row in rows:
         cell = (row.network, percent(row.density), row.offset)
         if before not in (None, cell):
             table.add_section()
-        held = "" if row.memory_bytes is None else size(row.memory_bytes)
         table.add_row(
             *(cell if cell != before else ("", "", "")),
             row.contender,
@@ -75,7 +74,7 @@ def step_table(rows: Sequence[StepRow]) -> Table:
             ratio(row.ratio_to_dense_fused),
             ratio(row.ratio_to_best_dense),
             ratio(row.ratio_to_published),
-            held,
+            *("" if count is None else size(count) for count in (row.memory_bytes, row.peak_bytes)),
         )
         before = cell
     return table

@@ -1,6 +1,7 @@
 """`dctps bench`: speed and memory on this machine, against dense layers, the published formulation, other packages."""
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -8,6 +9,7 @@ import tyro
 
 from dctps.base.registry import lookup
 from dctps.base.user_code import find_function
+from dctps.bench import limits
 from dctps.bench.subjects import Layers, Scaling, Steps
 from dctps.cli.flags import parse
 
@@ -23,6 +25,10 @@ class Machine:
     """Threads of torch; None leaves torch's own choice."""
     keep_memory: bool = True
     """Keep freed memory with the process, as the trainer does."""
+    instruction_set: limits.InstructionSet | None = None
+    """Limit our kernels, torch and its libraries to this instruction set, as if the processor had no better one.
+    It must be there, and peers that it does not limit are refused.
+    None takes the best of the machine."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +52,9 @@ class ScalingArguments:
     machine: Annotated[Machine, tyro.conf.arg(name="")] = dataclasses.field(default_factory=Machine)
 
 
+Arguments = LayersArguments | StepArguments | ScalingArguments
+
+
 def bench(arguments: list[str]) -> None:
     """Measure speed and memory on this machine: layers, whole steps, scaling."""
     subject, *rest = arguments or ["--help"]
@@ -54,10 +63,11 @@ def bench(arguments: list[str]) -> None:
         raise SystemExit(0)
     flags = lookup(SUBJECTS, subject, "subject")
     given = parse(flags, f"bench {subject}", rest)
+    limits.limit(given.machine.instruction_set)
     find_function(f"dctps.cli.measure:measure_{subject}")(given)
 
 
-SUBJECTS: dict[str, type[LayersArguments | StepArguments | ScalingArguments]] = {
+SUBJECTS: dict[str, Callable[..., Arguments]] = {
     "layers": LayersArguments,
     "step": StepArguments,
     "scaling": ScalingArguments,
@@ -78,5 +88,6 @@ what was measured, as bench-step-vgg19-dct-1e-3-b128.csv does; a later run with 
   dctps bench step --models resnet18 --densities 1e-3    minutes
   dctps bench step --models vgg19 --batch 1 --inference --peers onnxruntime openvino
   dctps bench step --models vgg19 --against HEAD~1       this version against another one
+  dctps bench step --models vgg19 --instruction-set avx2
 
 dctps bench SUBJECT --help says more."""

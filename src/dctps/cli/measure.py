@@ -14,7 +14,7 @@ from rich.table import Table
 
 from dctps.base.machine import flushed_denormals, keep_memory
 from dctps.base.progress import counting_bar
-from dctps.bench import against, figures, layers, names, scaling, steps, tables
+from dctps.bench import against, figures, layers, limits, names, scaling, steps, tables
 from dctps.bench.sheet import Sheet
 from dctps.bench.stopwatch import check_counts
 from dctps.cli.bench import LayersArguments, Machine, ScalingArguments, StepArguments
@@ -32,7 +32,7 @@ def measure_layers(given: LayersArguments) -> None:
     with _measuring(given.machine) as kept:
         cases = layers.find_cases(asked)
         rounds = len(cases) * (layers.WARMUP + asked.repeats)
-        sheet = Sheet(names.layers_name(asked), given.machine.out, kept)
+        sheet = Sheet(names.layers_name(asked, given.machine.instruction_set), given.machine.out, kept)
         rows = _collect(console, sheet, rounds, lambda tick: layers.measure(asked, cases, tick))
     _finish(console, sheet, tables.layer_table(rows))
     if native.kernels is None:
@@ -43,15 +43,16 @@ def measure_step(given: StepArguments) -> None:
     """Measure whole training steps or inferences."""
     asked, console = given.asked, _console()
     asked.check()
+    say = functools.partial(_say, console)
+    measured = asked if given.machine.instruction_set is None else limits.limited_steps(asked, say)
     if asked.against is not None:
         _measure_against(given, console)
         return
     with _measuring(given.machine) as kept:
-        sheet = Sheet(names.step_name(asked), given.machine.out, kept)
-        say = functools.partial(_say, console)
-        rows = _collect(console, sheet, asked.rounds, lambda tick: steps.measure(asked, tick, say))
+        sheet = Sheet(names.step_name(asked, given.machine.instruction_set), given.machine.out, kept)
+        rows = _collect(console, sheet, asked.rounds, lambda tick: steps.measure(measured, tick, say))
     _finish(console, sheet, tables.step_table(rows), lambda path: figures.step_figure(rows, path))
-    _say(console, "memory: weights, gradients and Adam's two moments")
+    _say(console, "memory: weights, gradients and Adam's two moments; peak: tensors that a step adds, at their most")
 
 
 def _measure_against(given: StepArguments, console: Console) -> None:
@@ -69,7 +70,7 @@ def measure_scaling(given: ScalingArguments) -> None:
     asked, console = given.asked, _console()
     asked.check()
     with _measuring(given.machine) as kept:
-        sheet = Sheet(names.scaling_name(asked), given.machine.out, kept)
+        sheet = Sheet(names.scaling_name(asked, given.machine.instruction_set), given.machine.out, kept)
         rows = _collect(console, sheet, asked.rounds, lambda tick: scaling.measure(asked, tick))
     _finish(console, sheet, tables.scaling_table(rows), lambda path: figures.scaling_figure(rows, path))
 
@@ -80,6 +81,7 @@ def measure_scaling(given: ScalingArguments) -> None:
 @contextlib.contextmanager
 def _measuring(machine: Machine) -> Iterator[bool]:
     """The process as the trainer has it; says whether freed memory stays with it. Threads are set back at the end."""
+    limits.check(machine.instruction_set)
     threads = torch.get_num_threads()
     if machine.threads is not None:
         check_counts(threads=machine.threads)

@@ -1,22 +1,25 @@
 """The times that `backend="auto"` chooses by: in memory, in the state of a run, and in a file.
 
-The file belongs to one processor, instruction set and version of torch. On an accelerator its name is part of the name
-of a case. `DCTPS_CACHE=folder` keeps the file in this folder (default: dctps in the user's cache folder).
+The file belongs to one processor, one version of torch, and the instruction sets of our kernels and of torch with its
+libraries, which the environment may limit. On an accelerator its name is part of the name of a case.
+`DCTPS_CACHE=folder` keeps the file in this folder (default: dctps in the user's cache folder).
 """
 
 import json
 import math
+import os
 import threading
 from pathlib import Path
 
 import torch
 
 from dctps.base.files import cache_folder, write_atomically
-from dctps.base.machine import cpu
+from dctps.base.machine import cpu, torch_instruction_set
 from dctps.ops import native
 from dctps.ops.measurement import PLAIN, Case, Times, accelerator_name, measure
 
-FILE_FORMAT = 4  # version of the file of times, raised when kernels change so much that old times mislead
+FILE_FORMAT = 5  # version of the file of times, raised when kernels change so much that old times mislead
+LIBRARY_LIMITS = "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS"  # variables of torch's libraries
 
 _lock = threading.RLock()
 _times: dict[Case, Times] = {}  # times that this process has used
@@ -77,8 +80,10 @@ def slower_than_plain(ratio: float = 1.1) -> dict[Case, float]:
 
 
 def cache_file() -> Path:
-    """Return the path of the file with the times of this processor, instruction set and version of torch."""
-    machine = "".join(c if c.isalnum() else "_" for c in f"{cpu()}-{native.instruction_set()}-torch{torch.__version__}")
+    """Return the path of the file with the times of this processor, its instruction sets and version of torch."""
+    limits = [f"{name}={os.environ[name]}" for name in LIBRARY_LIMITS if name in os.environ]
+    parts = [cpu(), native.instruction_set(), f"torch{torch.__version__}", torch_instruction_set(), *limits]
+    machine = "".join(c if c.isalnum() else "_" for c in "-".join(parts))
     return cache_folder() / f"tuning-{FILE_FORMAT}-{machine}.json"
 
 
