@@ -41,7 +41,7 @@ template <class T>
 void forward_rows(const Call<T>& call, const Buffers<T>& b, const Places& places) {
   const Offset<T>* o = call.offset;
   const long ld = call.frame.ld, filters = call.layer.filters;
-  const T one = 1, *keep = NOTHING<T>;
+  const T one = 1;
   const bool depthwise = o && call.layer.taps > 1;
   if (depthwise && call.frame.inner > 1) {  // nothing else writes the zeros that the shifted rows read
     const long planes = (o->kind == Kind::product ? PLANES : o->planes) * call.layer.phases;
@@ -49,13 +49,14 @@ void forward_rows(const Call<T>& call, const Buffers<T>& b, const Places& places
     for (long i = 0; call.turns && i < 2; i++) clear_outside(call.frame, places.turned, b.turned + i * ld);
   }
   if (o && o->kind == Kind::product) {
-    product_forward(call, b, places), keep = &call.alpha;
+    product_forward(call, b, places);
   } else if (o) {
     lines_forward(call, b.x, depthwise ? T(1) : call.alpha, depthwise ? b.planes : b.y, b.line, places);
     if (depthwise) depthwise_forward(call, b, 0, filters, b.planes, places);
-    keep = &one;
   }
-  if (!depthwise) combine(call.sparse, 0, filters, b.x, keep, b.y, ld, places.output);
+  if (depthwise && !is_apart(call)) return;
+  const T* keep = !o ? NOTHING<T> : o->kind == Kind::product && !depthwise ? &call.alpha : &one;  // factor of D x so far
+  combine(call.sparse, 0, filters, b.x, keep, b.y, ld, places.output);
 }
 
 // back = D'y.

@@ -22,6 +22,8 @@ inline void each_tile(const Lines& lines, Visit visit) {
     const long pairs = (lines.length + 2 * W - 1) / (2 * W);
     const long end = p + (lines.length % W ? pairs * 2 * W : lines.length);
     for (; p + MOST * W <= end; p += MOST * W) visit(p, Constant<MOST>());
+    if constexpr (MOST > 8)
+      for (; p + 8 * W <= end; p += 8 * W) visit(p, Constant<8>());
     if constexpr (MOST > 4)
       for (; p + 4 * W <= end; p += 4 * W) visit(p, Constant<4>());
     if constexpr (MOST > 2)

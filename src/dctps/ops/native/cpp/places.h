@@ -30,6 +30,7 @@ void each_phase(const Layer& layer, Visit visit) {
 // behind them where a stage reads those of the stage before it. Where images are, the zeros between lines are left out.
 struct Places {
   Lines turned, output;  // of h (rows of x, columns of y), and of y
+  const long phases;     // phases whose places differ
 
   Places(const Layer& layer, const Frame& f, const Chunk& chunk) : phases(f.inner == 1 ? 1 : layer.phases) {
     const long pixels = chunk.pixels(f);
@@ -44,7 +45,6 @@ struct Places {
   const Lines& seen(long row) const { return read[row % phases]; }  // of a row that the depthwise stage reads
 
  private:
-  long phases;
   Lines x[MAX_PHASES], read[MAX_PHASES];
 
   // The lines of the grid that lie in the tensor; the grid has pixels in the order (row, column, image).

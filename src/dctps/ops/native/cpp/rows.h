@@ -7,7 +7,7 @@
 
 namespace dctps::DCTPS_ISA {
 
-constexpr int TILE = 6;  // vectors of a row that stay in registers while its entries are summed
+constexpr int TILE = 12;  // vectors of a row that stay in registers while its entries are summed
 
 template <class T>
 struct Sum {  // a weighted sum of shifted rows of `source`
@@ -47,12 +47,21 @@ inline void combine_row(const Sum<T>& a, const Sum<T>& b, const T* keep, T* row,
   });
 }
 
+constexpr long PIECE = 768;  // bytes of a row of pixels that all sums go through before the next ones
+
 // out[i] = keep * out[i] + the sum of weight * source[offset ...] over the entries of row i, for rows `from` to `to`.
+// The sums of all rows go through a piece of the pixels, so that what one has read is near for the others.
 template <class T>
 void combine(const Rows<T>& list, long from, long to, const T* source, const T* keep, T* out, long ld,
              const Lines& lines) {
-  for (long i = from; i < to; i++)
-    combine_row(sum_of(list, i, source), Sum<T>{}, keep, out + (i - from) * ld, lines);
+  constexpr long piece = PIECE / long(sizeof(T));
+  for (long line = 0; line < lines.count; line++)
+    for (long done = 0; done < lines.length; done += piece) {
+      const long left = lines.length - done;
+      const Lines part = {lines.first + line * lines.step + done, 0, 1, left < piece ? left : piece};
+      for (long i = from; i < to; i++)
+        combine_row(sum_of(list, i, source), Sum<T>{}, keep, out + (i - from) * ld, part);
+    }
 }
 
 template <class T>
@@ -69,18 +78,18 @@ double dot_of_outputs(const T* row, const T* source, const int64_t* outputs, lon
   return total;
 }
 
-template <class T, int COUNT>
-inline void dot_group(const T* row, const T* source, const Entry<T>* entry, const int64_t* outputs, long pixels,
-                      double* out) {
-  Vec<T> sums[COUNT][2] = {};
-  for (long p = 0; p < pixels; p += 2 * WIDTH<T>)
-    for (int j = 0; j < 2; j++) {
-      const Vec<T> y = load(row + p + j * WIDTH<T>);
-      for (int i = 0; i < COUNT; i++) sums[i][j] += y * load(source + entry[i].offset + p + j * WIDTH<T>);
-    }
-  for (int i = 0; i < COUNT; i++) {
-    const T total = sum<T>(sums[i][0] + sums[i][1]);
-    out[i] += finite(total) ? double(total) : dot_of_outputs(row, source + entry[i].offset, outputs, pixels);
+constexpr int TOGETHER = 64;  // entries of a filter whose sums are kept at a time
+
+// sums[i] += y * source[offset_i ...] for N vectors of y, which stay in registers while the entries are gone through.
+template <class T, int N>
+inline void add_products(const T* y, const T* source, const Entry<T>* entry, long count, Vec<T>* sums) {
+  Vec<T> row[N];
+  for (int j = 0; j < N; j++) row[j] = load(y + j * WIDTH<T>);
+  for (long i = 0; i < count; i++) {
+    const T* shifted = source + entry[i].offset;
+    Vec<T> parts[2] = {sums[i], Vec<T>{}};
+    for (int j = 0; j < N; j++) parts[j % 2] += row[j] * load(shifted + j * WIDTH<T>);
+    sums[i] = parts[0] + parts[1];
   }
 }
 
@@ -88,12 +97,21 @@ inline void dot_group(const T* row, const T* source, const Entry<T>* entry, cons
 // an infinity is a NaN, so a product that is not finite is summed again over the outputs alone.
 template <class T>
 void dots(const Rows<T>& list, const T* y, long ld, const T* source, const int64_t* outputs, long pixels, double* out) {
-  for (long i = 0; i < list.count; i++) {
-    long e = list.start[i];
-    const long end = list.start[i + 1];
-    for (; e + 4 <= end; e += 4) dot_group<T, 4>(y + i * ld, source, list.entries + e, outputs, pixels, out + e);
-    for (; e < end; e++) dot_group<T, 1>(y + i * ld, source, list.entries + e, outputs, pixels, out + e);
-  }
+  for (long i = 0; i < list.count; i++)
+    for (long e = list.start[i], next; e < list.start[i + 1]; e = next) {
+      next = e + TOGETHER < list.start[i + 1] ? e + TOGETHER : list.start[i + 1];
+      const Entry<T>* entry = list.entries + e;
+      const T* row = y + i * ld;
+      Vec<T> sums[TOGETHER];
+      for (long j = 0; j < next - e; j++) sums[j] = Vec<T>{};
+      each_tile<T, TILE>(Lines{0, 0, 1, pixels}, [&](long p, auto vectors) {
+        add_products<T, vectors.count>(row + p, source + p, entry, next - e, sums);
+      });
+      for (long j = 0; j < next - e; j++) {
+        const T total = folded_sum<T>(sums[j]);
+        out[e + j] += finite(total) ? double(total) : dot_of_outputs(row, source + entry[j].offset, outputs, pixels);
+      }
+    }
 }
 
 // The dot product of two rows over the pixels of the lines.

@@ -49,6 +49,7 @@ struct Buffers {  // the buffers of a thread: rows of the packed grid, `ld` apar
 template <class T>
 void combine_back(const Rows<T>& list, long from, long to, const T* source, const T* keep, T* out, long ld,
                   const Places& places) {
+  if (places.phases == 1) return combine(list, from, to, source, keep, out, ld, places.input(0));
   for (long i = from; i < to; i++)
     combine_row(sum_of(list, i, source), Sum<T>{}, keep, out + (i - from) * ld, places.input(i));
 }
@@ -116,24 +117,31 @@ void unfold(const Offset<T>& o, const T* folded, T* out, long rows, const Lines&
   }
 }
 
-// y[k] = the depthwise stage of filter k, multiplied by alpha, and S x, for the filters `from` to `to`. `planes` holds
-// their planes alone.
+// Whether S is added behind the depthwise stage. A few values of a filter are added while its sums are in registers;
+// many of them are faster piece by piece of the pixels, for all filters, as `combine` adds them.
+template <class T>
+bool is_apart(const Call<T>& call) {
+  return call.sparse.start[call.sparse.count] > 32 * call.sparse.count;
+}
+
+// y[k] = the depthwise stage of filter k, multiplied by alpha, for the filters `from` to `to`, and S x unless S is apart.
+// `planes` holds their planes alone.
 template <class T>
 void depthwise_forward(const Call<T>& call, const Buffers<T>& b, long from, long to, const T* planes,
                        const Places& places) {
   const long ld = call.frame.ld;
+  auto sparse = [&](long k) { return is_apart(call) ? Sum<T>{} : sum_of(call.sparse, k, b.x); };
   if (!call.turns) {
     // The list counts the planes of all filters.
     const T* all = planes - from * call.offset->parts * call.layer.phases * ld;
     for (long k = from; k < to; k++)
-      combine_row(sum_of(call.taps, k, all), sum_of(call.sparse, k, b.x), NOTHING<T>, b.y + k * ld, places.output);
+      combine_row(sum_of(call.taps, k, all), sparse(k), NOTHING<T>, b.y + k * ld, places.output);
     return;
   }
   for (long k = from; k < to; k++) {
     const T* plane = planes + 2 * (k - from) * ld;
     turn_columns(call.offset->turns[k], plane, plane + ld, call.turn_column, b.turned, b.turned + ld, places.turned);
-    combine_row(sum_of(call.taps, k, b.turned), sum_of(call.sparse, k, b.x),
-                NOTHING<T>, b.y + k * ld, places.output);
+    combine_row(sum_of(call.taps, k, b.turned), sparse(k), NOTHING<T>, b.y + k * ld, places.output);
   }
 }
 
