@@ -299,7 +299,7 @@ def test_files_are_the_same(tmp_path):
 
 
 def test_inference_mode_computes_what_the_network_computes():
-    """Tensors of the inference mode have no versions, so nothing waits for the activation."""
+    """Tensors of the inference mode have no versions; what waits is what nothing can change."""
     net = nn.Sequential(
         nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4), nn.ReLU()
     )

@@ -17,10 +17,13 @@ from dctps.core.offsets import Offset, OffsetLike, offset_name, resolve
 from dctps.core.support import Support
 from dctps.nn.arguments import check_numbers, choose_support
 from dctps.nn.built_weight import refuse_changes
+from dctps.nn.lazy import has_hooks
 from dctps.nn.supported import SupportedLayer, mark_of
 from dctps.ops import autotune, functional, routes
 from dctps.ops.bound import BoundLayer
+from dctps.ops.finish import Finish
 from dctps.ops.functional import AUTO
+from dctps.ops.normalise import finished
 from dctps.ops.route import Route, forward_layout
 from dctps.ops.weight import dense_weight, is_eager
 
@@ -33,6 +36,7 @@ class DpsLayer(SupportedLayer):
     bias: nn.Parameter | None
     _bound: BoundLayer | None = None
     observer: Callable[[Tensor, Tensor], Tensor] | None = None  # is given x and W x + bias, and returns the output
+    feeds_norm: bool = False  # whether a fused BatchNorm layer alone reads the output, as `fuse` found
 
     def _build(
         self,
@@ -132,15 +136,23 @@ class DpsLayer(SupportedLayer):
         """Return the input as (batch, channels, *spatial), padded where the product does not pad by itself."""
         raise NotImplementedError
 
-    def _multiply(self, x: Tensor) -> Tensor:  # x as `_as_batch` gives it
+    def _waits(self, x: Tensor) -> bool:
+        """Return whether the output for x may wait for the BatchNorm layer behind, which is computed with it."""
+        if not self.feeds_norm or torch.is_grad_enabled() or not is_eager() or type(x) is not Tensor:
+            return False
+        return self.observer is None and not torch._C._is_any_autocast_enabled() and not has_hooks(self)
+
+    def _multiply(self, x: Tensor, finish: Finish | None = None) -> Tensor:  # x as `_as_batch` gives it
         self._check_positions()
         values, alpha, bias = self._own("values"), self._own("alpha"), self._own("bias")
         if is_eager():
             choice = autotune.settings() if self.backend == AUTO else self.backend
-            y = self._bound_layer().multiply(x, values, self._positions, alpha, bias, choice, self.chosen_backend)
+            layer = values, self._positions, alpha, bias
+            y = self._bound_layer().multiply(x, *layer, choice, self.chosen_backend, finish)
         else:
             args = x, values, self._positions, alpha, bias, self.offset, self.geometry
             y = functional.multiply(*args, self.chosen_backend(x))
+            y = y if finish is None else finished(y, finish)
         return y if self.observer is None else self.observer(x, y)
 
     def _own(self, name: str) -> Any:

@@ -21,7 +21,9 @@ import torch.fx
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from dctps.nn.dps_layer import DpsLayer
 from dctps.nn.fused_norm import ACTIVATIONS, ADDITIONS, ADDITIONS_IN_PLACE, FUSED, FusedBatchNorm
+from dctps.nn.layers import DpsConv
 from dctps.ops import native
 
 
@@ -56,12 +58,24 @@ def fuse(model: nn.Module, *, exclude: str | Iterable[str] = ()) -> nn.Module:
         if not fnmatch.filter(norms, rule):
             raise ValueError(f"exclude={rule!r} matches no BatchNorm layer; there are: {', '.join(norms) or 'none'}")
     _unfuse(model)
-    found = _followers(model)
     for name, norm in norms.items():
         if why_not(norm) is None and not any(fnmatch.fnmatchcase(name, rule) for rule in rules):
             norm.__class__ = FUSED[type(norm)]
-            norm.followed_by = found.get(id(norm), "")  # type: ignore[assignment]
+    mark(model)
     return model
+
+
+def mark(model: nn.Module) -> None:
+    """Tell the fused layers what follows them, and the sparse layers before them that their outputs may wait."""
+    found = _calls(model)
+    for layer in model.modules():
+        calls = found.get(id(layer), [])
+        if isinstance(layer, FusedBatchNorm):
+            followers = {call.followed_by for call in calls}
+            layer.followed_by = followers.pop() if len(followers) == 1 else ""
+            layer.is_sheltered = bool(calls) and all(call.is_sheltered for call in calls)
+        elif isinstance(layer, DpsConv):
+            layer.feeds_norm = bool(calls) and all(call.is_sheltered for call in calls)
 
 
 def unfuse(model: nn.Module) -> bool:
@@ -73,7 +87,9 @@ def _unfuse(model: nn.Module) -> int:
     layers = [m for m in model.modules() if isinstance(m, FusedBatchNorm)]
     for layer in layers:
         layer.__class__ = next(plain for plain, ours in FUSED.items() if type(layer) is ours)  # type: ignore[assignment]
-        del layer.__dict__["followed_by"]
+    for module in model.modules():
+        for name in ("followed_by", "is_sheltered", "feeds_norm"):
+            module.__dict__.pop(name, None)
     return len(layers)
 
 
@@ -116,18 +132,29 @@ class _Tracer(torch.fx.Tracer):
         return True
 
 
-def _followers(model: nn.Module) -> dict[int, str]:
-    """Return, by the id of each BatchNorm layer, what is done with its output where that can be fused."""
-    found: dict[int, list[str]] = {}
+class _Call(NamedTuple):
+    """A call of a fused BatchNorm layer, or of the convolution before it, in the forward code of a module.
+
+    is_sheltered: whether nothing can change the input of the call in place before the output is computed. It is what
+    `torch.inference_mode` needs, where torch does not count the changes of a tensor.
+    """
+
+    followed_by: str
+    is_sheltered: bool
+
+
+def _calls(model: nn.Module) -> dict[int, list[_Call]]:
+    """Return the calls of all fused layers and of the convolutions of ours, by the id of the layer."""
+    found: dict[int, list[_Call]] = {}
     for owner in model.modules():
-        for layer, follower in _trace(owner):
-            found.setdefault(id(layer), []).append(follower)
-    return {key: uses[0] for key, uses in found.items() if len(set(uses)) == 1}
+        for layer, call in _trace(owner):
+            found.setdefault(id(layer), []).append(call)
+    return found
 
 
-def _trace(owner: nn.Module) -> list[tuple[nn.Module, str]]:
-    """Return each call of a BatchNorm layer in the forward code of a module, and what follows the call."""
-    if not any(isinstance(m, _BatchNorm) for child in owner.children() for m in child.modules()):
+def _trace(owner: nn.Module) -> list[tuple[nn.Module, _Call]]:
+    """Return the calls of these layers in the forward code of a module."""
+    if not any(isinstance(m, FusedBatchNorm | DpsConv) for child in owner.children() for m in child.modules()):
         return []
     twin = copy.copy(owner)  # what the forward code sets is set there
     for kind in ("_modules", "_buffers", "_parameters"):
@@ -137,22 +164,72 @@ def _trace(owner: nn.Module) -> list[tuple[nn.Module, str]]:
     except Exception:  # forward code that depends on its input; its layers are fused with nothing
         return []
     layers = dict(owner.named_modules())
-    calls = [node for node in graph.nodes if node.op == "call_module" and type(layers[node.target]) in FUSED]
-    return [(layers[node.target], _follower(node, layers)) for node in calls]
+    nodes = [node for node in graph.nodes if node.op == "call_module"]
+    return [(layers[node.target], _call(node, layers)) for node in nodes if isinstance(layers[node.target], _MARKED)]
 
 
-def _follower(node: torch.fx.Node, layers: dict[str, nn.Module]) -> str:
-    """Return what is done with the output of a node: an activation, an addition, both, or "" for anything else."""
+_MARKED = FusedBatchNorm, DpsConv
+
+
+def _call(node: torch.fx.Node, layers: dict[str, nn.Module]) -> _Call:
+    """Return the call that a node is."""
+    if isinstance(layers[str(node.target)], FusedBatchNorm):
+        followed_by, path = _follower(node, layers)
+        return _Call(followed_by, _is_sheltered([node, *path], layers))
+    norm = _only_user(node)
+    if norm is None or norm.op != "call_module" or not isinstance(layers[str(norm.target)], FusedBatchNorm):
+        return _Call("", False)
+    return _Call("", _is_sheltered([node, norm, *_follower(norm, layers)[1]], layers))
+
+
+def _is_sheltered(path: list[torch.fx.Node], layers: dict[str, nn.Module]) -> bool:
+    """Return whether no other node, before the last one of a path, uses what may be the input of the first one.
+
+    Neither may any node come between an addition and the activation behind it, which could change what was added.
+    """
+    first, last = path[0], path[-1]
+    if len(first.args) != 1 or not isinstance(first.args[0], torch.fx.Node):
+        return False
+    between, node = [], first.next
+    while node is not last and first is not last:
+        between.append(node)
+        node = node.next
+    same = _same_memory(first.args[0], layers)
+    used = {used for other in between if other not in path for used in other.all_input_nodes}
+    adds = len(path) > 1 and len(path[-2].all_input_nodes) > 1
+    return not used & same and not (adds and path[-2].next is not last)
+
+
+def _same_memory(node: torch.fx.Node, layers: dict[str, nn.Module]) -> set[torch.fx.Node]:
+    """Return the nodes whose results may share memory with that of a node: those that it comes from, up to a layer."""
+    found, open_nodes = set(), [node]
+    while open_nodes:
+        one = open_nodes.pop()
+        found.add(one)
+        is_new = one.op == "call_module" and isinstance(layers[str(one.target)], _NEW)
+        open_nodes += [] if is_new else [n for n in one.all_input_nodes if n not in found]
+    if any(one.op == "placeholder" for one in found):
+        found |= {one for one in node.graph.nodes if one.op == "placeholder"}
+    return found
+
+
+_NEW = DpsLayer, _BatchNorm, nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d  # layers whose results are new tensors
+
+
+def _follower(node: torch.fx.Node, layers: dict[str, nn.Module]) -> tuple[str, list[torch.fx.Node]]:
+    """Return what is done with the output of a node, and by which nodes: an activation, an addition, both, or "" for
+    anything else.
+    """
     user = _only_user(node)
     if user is None:
-        return ""
+        return "", []
     if (activation := _activation(user, layers)) is not None:
-        return activation
+        return activation, [user]
     if not _adds(user, node):
-        return ""
+        return "", []
     after = _only_user(user)
     activation = None if after is None else _activation(after, layers)
-    return "add" if activation is None else f"add and {activation}"
+    return ("add", [user]) if after is None or activation is None else (f"add and {activation}", [user, after])
 
 
 def _only_user(node: torch.fx.Node) -> torch.fx.Node | None:

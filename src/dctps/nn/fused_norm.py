@@ -12,9 +12,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.modules import module as module_hooks
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from dctps.nn.lazy import Lazy, Product, check_unchanged, has_hooks, version
+from dctps.ops.finish import Finish
 from dctps.ops.normalise import normalise, why_composed
 
 ADDITIONS = {torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__}
@@ -34,16 +35,16 @@ Arguments = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, bo
 _APPLY: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "relu6": F.relu6}
 
 
-class Pending:
+class Pending(Lazy):
     """The output of a fused layer that is not computed yet: y = batchnorm(x) + residual.
 
     waits: whether an activation follows an addition; without one, the addition computes y.
     """
 
-    def __init__(self, x: Tensor, arguments: Arguments, waits: bool) -> None:
+    def __init__(self, x: Tensor | Product, arguments: Arguments, waits: bool) -> None:
         self.x, self.arguments, self.waits = x, arguments, waits
         self.residual: Tensor | None = None
-        self.versions = [x._version]
+        self.versions = [] if isinstance(x, Product) else [version(x)]  # a product checks its own input
         self.has_gradient = torch.is_grad_enabled()
         self.result: Tensor | None = None
 
@@ -53,7 +54,7 @@ class Pending:
             return self.result if activation == "none" else _APPLY[activation](self.result)
         self._check()
         with torch.set_grad_enabled(self.has_gradient):
-            result = normalise(self.x, *self.arguments, activation=activation, residual=self.residual)
+            result = _normalised(self.x, self.arguments, activation, self.residual)
         if self.arguments[4]:  # in training: a second call must not update the running statistics again
             self.arguments = (*self.arguments[:2], None, None, *self.arguments[4:])
         if activation == "none":
@@ -61,12 +62,7 @@ class Pending:
         return result
 
     def _check(self) -> None:
-        inputs = [t for t in (self.x, self.residual) if t is not None]
-        if [t._version for t in inputs] != self.versions:
-            raise RuntimeError(
-                "a tensor was changed in place between a BatchNorm layer that reads it and the activation behind the "
-                "layer; dctps.fuse(model, exclude=...) leaves the layer out"
-            )
+        check_unchanged([t for t in (self.x, self.residual) if isinstance(t, Tensor)], self.versions)
         if self.has_gradient and not torch.is_grad_enabled():
             raise RuntimeError(
                 "the output of a fused BatchNorm layer was first used where gradients are switched off, so its "
@@ -75,32 +71,29 @@ class Pending:
 
     def added(self, other: Any, in_place: bool = False) -> Any:
         """Return batchnorm(x) + other, still pending where an activation follows."""
-        other = other.value() if isinstance(other, Pending) else other
+        other = other.value() if isinstance(other, Lazy) else other
         fits = isinstance(other, Tensor) and other.shape == self.x.shape and other.dtype == self.x.dtype
-        if not fits or other.is_inference() or self.residual is not None or self.result is not None:
+        fits = fits and (isinstance(self.x, Tensor) or (type(other) is Tensor and other.is_cpu))
+        if not fits or self.residual is not None or self.result is not None:
             return self.value().add_(other) if in_place else self.value() + other
         total = self if in_place else Pending(self.x, self.arguments, self.waits)
-        total.residual, total.versions, total.has_gradient = other, [*self.versions, other._version], self.has_gradient
+        total.residual, total.versions = other, [*self.versions, version(other)]
+        total.has_gradient = self.has_gradient
         return total if self.waits else total.value()
 
     @classmethod
     def __torch_function__(
         cls, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        kwargs = dict(kwargs or {})
         first = args[0] if args else None
-        if isinstance(first, Pending) and func in ACTIVATIONS and not set(kwargs) - {"inplace"}:
+        if isinstance(first, Pending) and func in ACTIVATIONS and not set(kwargs or {}) - {"inplace"}:
             return first.value(ACTIVATIONS[func])
         if len(args) == 2 and not kwargs and func in ADDITIONS | ADDITIONS_IN_PLACE:
             if isinstance(first, Pending):
                 return first.added(args[1], func in ADDITIONS_IN_PLACE)
             if func in ADDITIONS:
                 return args[1].added(first)
-        return func(*map(_computed, args), **{key: _computed(value) for key, value in kwargs.items()})
-
-    def __getattr__(self, name: str) -> Any:
-        """Return an attribute of the output; only names that this class does not have come here."""
-        return getattr(self.value(), name)
+        return super().__torch_function__(func, types, args, kwargs)
 
     def relu(self) -> Tensor:
         return self.value("relu")
@@ -118,47 +111,51 @@ class Pending:
     add_ = __iadd__
 
 
-def _computed(value: Any) -> Any:
-    """Return an argument with every pending output in it computed."""
-    if isinstance(value, Pending):
-        return value.value()
-    if type(value) in (list, tuple):
-        return type(value)(map(_computed, value))
-    return value
-
-
-def _operator(name: str) -> Callable[..., Any]:
-    return lambda self, *args: getattr(self.value(), name)(*map(_computed, args))
-
-
-_ARITHMETIC = ["sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "pow", "neg", "abs", "matmul"]
-_OTHERS = ["getitem", "len", "iter", "gt", "lt", "ge", "le", "eq", "ne", "bool", "float"]
-for _name in _ARITHMETIC + _OTHERS:
-    setattr(Pending, f"__{_name}__", _operator(f"__{_name}__"))
+def _normalised(x: Tensor | Product, arguments: Arguments, activation: str, residual: Tensor | None) -> Tensor:
+    """Return activation(batchnorm(x) + residual); a product has a BatchNorm with running statistics behind it."""
+    weight, bias, mean, variance, *_, eps = arguments
+    if isinstance(x, Tensor):
+        return normalise(x, *arguments, activation=activation, residual=residual)
+    assert mean is not None
+    assert variance is not None
+    return x.finished(Finish(weight, bias, mean, variance, eps, residual, activation))
 
 
 class FusedBatchNorm(_BatchNorm):
     """The base of the fused layers.
 
     followed_by: what the network does with the output, as `fuse` found: "", "relu", "add" or "add and relu".
+    is_sheltered: whether nothing can change the input before the output is computed, as `fuse` found.
     """
 
     followed_by: str = ""
+    is_sheltered: bool = False
 
     def forward(self, x: Tensor) -> Any:
-        if isinstance(x, Pending):
-            x = x.value()
         if isinstance(x, torch.fx.Proxy):
             return x.tracer.create_proxy("call_module", x.tracer.path_of_module(self), (x,), {})
+        if isinstance(x, Lazy) and not self._takes(x):
+            x = x.value()
         uses_batch = self.training or self.running_mean is None
         state = [t for t in (self.weight, self.bias, self.running_mean, self.running_var) if t is not None]
-        if why_composed(x, state, uses_batch) is not None:
-            return super().forward(x)
+        if why_composed(x.x if isinstance(x, Product) else x, state, uses_batch) is not None:
+            return super().forward(x.value() if isinstance(x, Product) else x)
         self._check_input_dim(x)  # type: ignore[no-untyped-call]
         arguments = self._arguments(uses_batch)
-        if not self.followed_by or _has_hooks(self) or x.is_inference():  # what changes such a tensor leaves no trace
-            return normalise(x, *arguments)
+        if not self.followed_by or has_hooks(self) or not self._may_wait(x):
+            return _normalised(x, arguments, "none", None)
         return Pending(x, arguments, self.followed_by != "add")
+
+    def _takes(self, x: Lazy) -> bool:
+        """Return whether x is a product that can be normalised before it is written."""
+        if not isinstance(x, Product) or x.result is not None or torch.is_grad_enabled():
+            return False
+        has_statistics = not self.training and self.running_mean is not None and self.running_var is not None
+        return has_statistics and x.dim() > 2 and x.shape[1] == self.num_features
+
+    def _may_wait(self, x: Tensor | Product) -> bool:
+        """Return whether a change in place of x would be seen, or cannot be: inference mode counts no changes."""
+        return self.is_sheltered or isinstance(x, Product) or not x.is_inference()
 
     def _arguments(self, uses_batch: bool) -> Arguments:
         """Return the arguments of `normalise` by the rules of torch's layer, and count the batch."""
@@ -169,13 +166,6 @@ class FusedBatchNorm(_BatchNorm):
         updates = not self.training or self.track_running_stats
         running = (self.running_mean, self.running_var) if updates else (None, None)
         return self.weight, self.bias, *running, uses_batch, momentum, self.eps
-
-
-def _has_hooks(layer: nn.Module) -> bool:
-    """Return whether somebody looks at the output of a layer, or at its gradient."""
-    own = layer._forward_hooks or layer._backward_hooks or layer._backward_pre_hooks
-    everywhere = module_hooks._global_forward_hooks or module_hooks._global_backward_hooks
-    return bool(own or everywhere or module_hooks._global_backward_pre_hooks)
 
 
 class FusedBatchNorm1d(FusedBatchNorm, nn.BatchNorm1d):

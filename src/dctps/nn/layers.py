@@ -13,6 +13,7 @@ from dctps.core.offsets import OffsetLike
 from dctps.core.support import Support
 from dctps.nn.arguments import check_input
 from dctps.nn.dps_layer import DpsLayer
+from dctps.nn.lazy import Lazy, Product
 from dctps.ops.functional import AUTO
 
 
@@ -176,7 +177,12 @@ class DpsConv(DpsLayer):
         return tuple(left) if self.padding_mode == "zeros" and left == right else (0,) * self.axes
 
     def forward(self, x: Tensor) -> Tensor:  # (batch, in_channels, *spatial) or without the batch axis
-        y = self._multiply(self._as_batch(x))
+        x = x.value() if isinstance(x, Lazy) else x
+        batch = self._as_batch(x)
+        if batch.dim() == x.dim() and self._waits(batch):
+            shape = len(batch), self.out_channels, *self.geometry.output_size(batch.shape[2:])
+            return Product(batch, shape, self._multiply)  # type: ignore[return-value]
+        y = self._multiply(batch)
         return y if x.dim() == self.axes + 2 else y[0]
 
     def _as_batch(self, x: Tensor) -> Tensor:  # ([batch,] in_channels, *spatial) -> (batch, in_channels, *padded)

@@ -17,6 +17,8 @@ from dctps.core.geometry import Geometry, convolve
 from dctps.core.offsets import Offset
 from dctps.core.patch_offset import PatchOffset
 from dctps.ops import eager, functional, native
+from dctps.ops.finish import Finish
+from dctps.ops.normalise import finished
 from dctps.ops.weight import dense_weight
 
 MOST_PLANS = 64  # kinds of inputs that a layer remembers
@@ -67,12 +69,19 @@ class BoundLayer:
         bias: Tensor | None,
         choice: Hashable,
         choose: Callable[[Tensor], str],
+        finish: Finish | None = None,
     ) -> Tensor:
         """Return (alpha D + S) x + bias, where `is_eager()`.
 
         choice: what `choose(x)`, the name of a backend, depends on beside x, gradients and the number of threads.
+        finish: what follows, where no gradient is wanted.
         """
         layer = values, positions, alpha, bias
+        if finish is not None:
+            plan = self._plan(x, values, choice, choose)[1] if _are_plain(x, values, alpha) else None
+            if plan is not None and plan.finishing is not None:
+                return plan.finishing.forward_finished(x, *layer, finish)
+            return finished(self.multiply(x, *layer, choice, choose), finish)
         if torch._C._is_any_autocast_enabled() or not _are_plain(x, values, alpha):
             return functional.multiply(x, *layer, self.offset, self.geometry, choose(x))
         keeps = not (torch.is_grad_enabled() and (values.requires_grad or (alpha is not None and alpha.requires_grad)))

@@ -14,7 +14,7 @@ from torch import Tensor
 from dctps.core.geometry import Geometry
 from dctps.core.patch_offset import PatchOffset
 from dctps.ops import operators, routes
-from dctps.ops.route import Route, forward_layout, layout_of
+from dctps.ops.route import FinishingRoute, Route, finishing, forward_layout, layout_of
 from dctps.ops.weight import is_eager
 
 PLAIN = (Tensor, torch.nn.Parameter)  # classes of tensors that are what they seem; any other may be a wrapper
@@ -28,6 +28,7 @@ class Plan:
     offset: PatchOffset | None
     nnz: int
     route: Route
+    finishing: FinishingRoute | None  # the route, if it can finish its output
     bias_shape: tuple[int, ...]
     backward_routes: dict[tuple[int, ...], Route]  # by the strides of the gradient of the output
 
@@ -35,7 +36,7 @@ class Plan:
     def of(cls, x: Tensor, nnz: int, offset: PatchOffset | None, geometry: Geometry) -> "Plan":
         """Return the plan for inputs like x."""
         route = routes.choose(offset, geometry, forward_layout(x, geometry), "native", nnz)
-        return cls(geometry, offset, nnz, route, (-1, *(1 for _ in geometry.kernel)), {})
+        return cls(geometry, offset, nnz, route, finishing(route), (-1, *(1 for _ in geometry.kernel)), {})
 
     def forward(
         self, x: Tensor, values: Tensor, positions: Tensor, alpha: Tensor | None, bias: Tensor | None

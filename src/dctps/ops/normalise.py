@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from dctps.base.registry import lookup
 from dctps.ops import native
+from dctps.ops.finish import Finish
 from dctps.ops.weight import torch_func_is_active
 
 ACTIVATIONS = {"none": 0, "relu": 1, "relu6": 2}  # as the kernels number them
@@ -43,6 +44,12 @@ def normalise(
         result: Tensor = _Normalise.apply(x, weight, bias, residual, running_mean, running_var, *settings)  # type: ignore[no-untyped-call]
         return result
     return composed(x, weight, bias, running_mean, running_var, training, momentum, eps, activation, residual)
+
+
+def finished(y: Tensor, finish: Finish) -> Tensor:
+    """Return the output y of a layer, finished."""
+    norm = finish.weight, finish.bias, finish.mean, finish.variance
+    return normalise(y, *norm, False, 0.0, finish.eps, finish.activation, finish.residual)
 
 
 def composed(
@@ -103,7 +110,7 @@ class _Normalise(torch.autograd.Function):
     ) -> Tensor:
         x = _dense(x)
         y, saved = torch.empty_like(x), x.new_empty(5 * x.shape[1])
-        added = None if residual is None else _as_in(x, residual)
+        added = None if residual is None else as_in(x, residual)
         channels = [None if t is None else t.detach().contiguous() for t in (weight, bias, running_mean, running_var)]
         arguments = x.detach(), added, *channels, training, momentum, eps, activation, y, saved
         native.kernels.normalise_forward(*arguments, torch.get_num_threads())
@@ -133,7 +140,7 @@ def _native_gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     """Return the gradients of x, weight, bias and residual by the kernels."""
     (x, _, saved, y), (training, _, activation) = ctx.saved_tensors, ctx.settings
     needs_x, needs_weight, needs_bias, needs_residual = ctx.needs_input_grad[:4]
-    grad = _as_in(x, grad)
+    grad = as_in(x, grad)
     x_grad = torch.empty_like(x) if needs_x else None
     cut = torch.empty_like(x) if needs_residual and activation else None
     weight_grad, bias_grad = (x.new_empty(x.shape[1]) if needed else None for needed in (needs_weight, needs_bias))
@@ -171,6 +178,6 @@ def _dense(x: Tensor) -> Tensor:
     return x if x.is_contiguous() or x.movedim(1, -1).is_contiguous() else x.contiguous()
 
 
-def _as_in(x: Tensor, other: Tensor) -> Tensor:
+def as_in(x: Tensor, other: Tensor) -> Tensor:
     """Return another tensor of x's shape without its gradient, in the memory format of x."""
     return other.detach() if other.stride() == x.stride() else torch.empty_like(x).copy_(other.detach())

@@ -2,12 +2,13 @@
 
 import functools
 import math
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
 
 from dctps.core.geometry import Geometry
+from dctps.ops.finish import Finish
 
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]  # gradients of x, values and alpha
 Needs = tuple[bool, bool, bool]  # whether the gradients of x, values and alpha are needed
@@ -30,6 +31,20 @@ class Route(Protocol):
 
     def multiply_adds(self, x: Tensor, nnz: int) -> int:
         """Return the multiply-adds of `forward` on a batch x with nnz values; they exclude making W and tables of D."""
+
+
+class FinishingRoute(Route, Protocol):
+    """A route that can finish its output before it is written."""
+
+    def forward_finished(
+        self, x: Tensor, values: Tensor, positions: Tensor, alpha: Tensor | None, bias: Tensor | None, finish: Finish
+    ) -> Tensor:
+        """Return the finished (alpha D + S) x + bias."""
+
+
+def finishing(route: Route) -> FinishingRoute | None:
+    """Return the route if it can finish its output, else None."""
+    return cast(FinishingRoute, route) if getattr(route, "finishes", False) else None
 
 
 class Layout(NamedTuple):

@@ -12,8 +12,10 @@ from dctps.base.cache import Cache
 from dctps.core.geometry import Geometry
 from dctps.core.patch_offset import PatchOffset
 from dctps.ops import sparse
+from dctps.ops.finish import Finish
 from dctps.ops.native import kernels
 from dctps.ops.native.stages import Compiled, compiled_offset
+from dctps.ops.normalise import ACTIVATIONS, as_in
 from dctps.ops.offset_torch import stored_weight
 from dctps.ops.route import Gradients, Needs, count_dense, count_outputs, count_read_pixels, empty_output
 from dctps.ops.torch_routes import TorchRoute
@@ -28,6 +30,17 @@ class SparseRoute(TorchRoute):
     @property
     def name(self) -> str:
         return "sparse" if self.product is None else f"sparse and torch {self.product.name}"
+
+    @property
+    def finishes(self) -> bool:
+        return self.product is None
+
+    def forward_finished(
+        self, x: Tensor, values: Tensor, positions: Tensor, alpha: Tensor | None, bias: Tensor | None, finish: Finish
+    ) -> Tensor:
+        y, places = empty_output(x, self.geometry), compiled_support(positions, self.geometry)
+        _forward(self.geometry, x, None, 0.0, places, values, y, bias, finish)
+        return y
 
     def _sparse_forward(self, x: Tensor, values: Tensor, positions: Tensor) -> Tensor:
         y = empty_output(x, self.geometry)
@@ -50,6 +63,7 @@ class StagedRoute:
     geometry: Geometry
     offset: PatchOffset
     kind: str  # kind of the pointwise stage: "product", or a key of `stages.STAGES`
+    finishes = True
 
     @property
     def name(self) -> str:
@@ -59,6 +73,14 @@ class StagedRoute:
         assert alpha is not None
         y, places = empty_output(x, self.geometry), compiled_support(positions, self.geometry)
         _forward(self.geometry, x, self._compiled(x), alpha.item(), places, values, y)
+        return y
+
+    def forward_finished(
+        self, x: Tensor, values: Tensor, positions: Tensor, alpha: Tensor | None, bias: Tensor | None, finish: Finish
+    ) -> Tensor:
+        assert alpha is not None
+        y, places = empty_output(x, self.geometry), compiled_support(positions, self.geometry)
+        _forward(self.geometry, x, self._compiled(x), alpha.item(), places, values, y, bias, finish)
         return y
 
     def backward(
@@ -213,10 +235,27 @@ def _full_support(geometry: Geometry) -> Any:
     return _full_supports.get(geometry, compile_).native
 
 
-def _forward(geometry: Geometry, x: Tensor, offset: Any, alpha: float, places: Any, values: Tensor, y: Tensor) -> None:
-    """Write (alpha D + S) x to y."""
-    arguments = _array(x), offset, alpha, places, _array(values.contiguous()), None, _array(y)
-    _typed(x).forward(geometry.pack(), *arguments, torch.get_num_threads())
+def _forward(
+    geometry: Geometry,
+    x: Tensor,
+    offset: Any,
+    alpha: float,
+    places: Any,
+    values: Tensor,
+    y: Tensor,
+    bias: Tensor | None = None,
+    finish: Finish | None = None,
+) -> None:
+    """Write (alpha D + S) x + bias to y, finished."""
+    own = None if bias is None else _array(bias.contiguous())
+    arguments = _array(x), offset, alpha, places, _array(values.contiguous()), own, _array(y), torch.get_num_threads()
+    if finish is None:
+        _typed(x).forward(geometry.pack(), *arguments)
+        return
+    norm = [None if t is None else _array(t.contiguous()) for t in finish[:4]]
+    residual = None if finish.residual is None else _array(as_in(y, finish.residual))
+    activation = ACTIVATIONS[finish.activation]
+    _typed(x).forward(geometry.pack(), *arguments, norm, finish.eps, residual, activation)
 
 
 def _backward(

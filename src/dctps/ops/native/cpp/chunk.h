@@ -32,7 +32,7 @@ void unpack_input(const Call<T>& call, const Chunk& chunk, const Buffers<T>& b) 
   const long phases = call.layer.phases, ld = call.frame.ld;
   each_phase(call.layer, [&](const Side& side, long phase) {
     locate(call.layer, call.frame, chunk, side, call.out, chunk.low, chunk.high, b.map);
-    unpack<T>(b.map, b.back + phase * ld, phases * ld, call.layer.channels(), nullptr, call.out);
+    unpack<T>(b.map, b.back + phase * ld, phases * ld, call.layer.channels(), Finish<T>{}, call.out);
   });
 }
 
@@ -76,14 +76,14 @@ long scratch_size(const Call<T>& call, bool backward) {
   return Buffers<T>(call, backward, nullptr).used;
 }
 
-// y = (alpha D + S) x + bias for one chunk.
+// y = (alpha D + S) x for one chunk, finished.
 template <class T>
 void forward(const Call<T>& call, const Chunk& chunk, T* scratch) {
   const Buffers<T> b(call, false, scratch);
   pack_input(call, chunk, b);
   forward_rows(call, b, Places(call.layer, call.frame, chunk));
   locate(call.layer, call.frame, chunk, output_side(call.layer), call.out, chunk.low, chunk.high, b.map);
-  unpack<T>(b.map, b.y, call.frame.ld, call.layer.filters, call.bias, call.out);
+  unpack<T>(b.map, b.y, call.frame.ld, call.layer.filters, call.finish, call.out);
 }
 
 // <x, D'y> over the pixels `first` to `last` that some output reads; `b.map` is the map of the outputs. D'y is zero at

@@ -2,6 +2,7 @@
 #include "arrays.h"
 #include "run.h"
 
+#include <cmath>
 #include <functional>
 
 using namespace nanobind::literals;
@@ -34,22 +35,62 @@ static void check(const Layout& layout, const OwnedOffset<T>* offset, const Spar
   if (threads < 1) throw std::invalid_argument("at least one thread");
 }
 
-// y = (alpha D + S) x + bias.
+// A BatchNorm in evaluation, with the bias of the layer before it, as a scale and a shift of each filter:
+// (y + own - mean) weight / sqrt(variance + eps) + bias. Where there are no statistics, the shift is the layer's own bias.
+template <class T>
+struct Constants {
+  std::vector<T> scale, shift;
+
+  Constants(long filters, const std::optional<Array>& own, const std::vector<std::optional<Array>>& norm, double eps) {
+    const T* start = vector<T>(own, filters, "bias");
+    if (norm.empty() && !start) return;
+    shift.assign(filters, T(0));
+    if (start) std::copy(start, start + filters, shift.begin());
+    if (norm.empty()) return;
+    if (norm.size() != 4 || !norm[2] || !norm[3]) throw std::invalid_argument("norm: weight, bias, mean and variance");
+    const T *weight = vector<T>(norm[0], filters, "weight"), *bias = vector<T>(norm[1], filters, "bias");
+    const T *mean = vector<T>(norm[2], filters, "mean"), *variance = vector<T>(norm[3], filters, "variance");
+    scale.resize(filters);
+    for (long k = 0; k < filters; k++) {
+      const double own_scale = (weight ? double(weight[k]) : 1) / std::sqrt(double(variance[k]) + eps);
+      scale[k] = T(own_scale);
+      shift[k] = T((double(shift[k]) - double(mean[k])) * own_scale + (bias ? double(bias[k]) : 0));
+    }
+  }
+};
+
+// The residual, which must have the strides of the output, or null where there is none.
+template <class T>
+static const T* residual_like(const std::optional<Array>& residual, const Numbers& shape, const View<T>& out) {
+  if (!residual) return nullptr;
+  const View<const T> found = view<const T>(*residual, shape, "residual");
+  bool same = found.batch == out.batch && found.channel == out.channel;
+  for (int a = 0; a < AXES; a++) same = same && found.axis[a] == out.axis[a];
+  if (!same) throw std::invalid_argument("residual: other strides than the output");
+  return found.data;
+}
+
+// y = activation(norm((alpha D + S) x + bias) + residual), where `norm` is a BatchNorm in evaluation, or empty.
 template <class T>
 static void forward(const Numbers& geometry, const Array& x, const OwnedOffset<T>* offset, double alpha,
                     const Sparse& sparse, const Array& values, const std::optional<Array>& bias, const Array& y,
-                    int threads) {
+                    int threads, const std::vector<std::optional<Array>>& norm, double eps,
+                    const std::optional<Array>& residual, int activation) {
   if (x.dtype() != nb::dtype<T>()) throw nb::next_overload();
   const Layout layout(geometry, shape_of(x));
   check(layout, offset, sparse, threads);
+  if (activation < 0 || activation > int(Activation::relu6)) throw std::invalid_argument("an unknown activation");
   const View<const T> source = view<const T>(x, shape_of(x), "x");
   const View<T> out = view<T>(y, layout.output(), "y");
   const T* weights = vector<T>(values, sparse.count(), "values");
-  const T* shift = vector<T>(bias, layout.layer.filters, "bias");
+  const Constants<T> constants(layout.layer.filters, bias, norm, eps);
+  const T* added = residual_like<T>(residual, layout.output(), out);
   if (y.size() == 0) return;
   const nb::gil_scoped_release release;
   Job<T> job(layout, offset, T(alpha), sparse, weights, false, source.channel == 1 && out.channel == 1, threads);
-  job.call.x = source, job.call.out = out, job.call.bias = shift;
+  job.call.x = source, job.call.out = out;
+  job.call.finish = {constants.scale.empty() ? nullptr : constants.scale.data(),
+                     constants.shift.empty() ? nullptr : constants.shift.data(), added, Activation(activation)};
   job.forward(threads);
 }
 
@@ -113,7 +154,8 @@ static void bind(nb::module_& m, const char* name) {
 template <class T>
 static void bind_calls(nb::module_ m) {
   m.def("forward", &forward<T>, "geometry"_a, "x"_a, "offset"_a.none(), "alpha"_a, "sparse"_a, "values"_a,
-        "bias"_a.none(), "y"_a, "threads"_a);
+        "bias"_a.none(), "y"_a, "threads"_a, "norm"_a = std::vector<std::optional<Array>>(), "eps"_a = 0.0,
+        "residual"_a.none() = nb::none(), "activation"_a = 0);
   m.def("backward", &backward<T>, "geometry"_a, "y"_a, "x"_a, "offset"_a.none(), "alpha"_a, "sparse"_a, "values"_a,
         "x_grad"_a.none(), "values_grad"_a.none(), "needs_alpha"_a, "threads"_a);
 }

@@ -7,7 +7,7 @@
 // Sums run in registers over a few rows, in type T over a block of rows, and in double over blocks.
 #pragma once
 
-#include "plan.h"
+#include "finish.h"
 #include "simd.h"
 
 namespace dctps::DCTPS_ISA {
@@ -20,14 +20,6 @@ constexpr long PLANE_BLOCK = 4096;  // elements of a plane whose sums are in typ
 template <class P, class T>
 inline P fill(T value) {
   return value - P{};
-}
-
-template <Activation A, class P>
-inline P activated(P v) {  // a NaN stays a NaN
-  const P zero{}, six = zero + 6;
-  if constexpr (A != Activation::none) v = v < zero ? zero : v;
-  if constexpr (A == Activation::relu6) v = v > six ? six : v;
-  return v;
 }
 
 // The gradient of the activation's input, from the gradient of its output y; y may also be the input.

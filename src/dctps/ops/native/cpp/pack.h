@@ -8,7 +8,7 @@
 #include <type_traits>
 #include <utility>
 
-#include "plan.h"
+#include "finish.h"
 #include "simd.h"
 
 namespace dctps::DCTPS_ISA {
@@ -164,35 +164,48 @@ constexpr long STAGED = 128;  // channels that are staged at a time: so many of 
 // Unpacks the pixels p to p + W for `count` channels, whole blocks. They are staged pixel by pixel in the first-level
 // cache, so that the tensor is written in long runs, which its cache lines and pages reward.
 template <class T, bool STREAM>
-inline void unpack_pixels(const Map& map, long p, const T* grid, long ld, long count, const T* bias, T* data) {
+inline void unpack_pixels(const Map& map, long p, const T* grid, long ld, long count, const Finish<T>& finish, T* data) {
   constexpr long W = WIDTH<T>, LD = STAGED + W;
   alignas(64) T stage[W * LD];
   for (long c = 0; c < count; c += W) {
     Vec<T> rows[W];
     for (long b = 0; b < W; b++) rows[b] = load(grid + (c + b) * ld + p);
     transpose<T>(rows);
-    const Vec<T> add = bias ? load(bias + c) : Vec<T>{};
-    for (long j = 0; j < W; j++) store<T>(stage + j * LD + c, rows[j] + add);
+    const Vec<T> scale = finish.scale ? load(finish.scale + c) : splat(T(1));
+    const Vec<T> shift = finish.shift ? load(finish.shift + c) : Vec<T>{};
+    for (long j = 0; j < W; j++) store<T>(stage + j * LD + c, rows[j] * scale + shift);
   }
   for (long j = 0; j < W && p + j < map.pixels; j++) {
-    if (map.source[p + j] < 0) continue;
-    T* to = data + map.source[p + j];
+    const int64_t at = map.source[p + j];
+    if (at < 0) continue;
     for (long c = 0; c < count; c += W) {
-      const Vec<T> v = load(stage + j * LD + c);
-      STREAM ? stream<T>(to + c, v) : store<T>(to + c, v);
+      Vec<T> v = load(stage + j * LD + c);
+      if (finish.residual) v += load(finish.residual + at + c);
+      v = activated(v, finish.activation);
+      STREAM ? stream<T>(data + at + c, v) : store<T>(data + at + c, v);
     }
   }
 }
 
 template <class T, bool STREAM>
-void unpack_blocks(const Map& map, const T* grid, long ld, long channels, const T* bias, T* data) {
+void unpack_blocks(const Map& map, const T* grid, long ld, long channels, const Finish<T>& finish, T* data) {
   constexpr long W = WIDTH<T>;
   const long whole = channels / W * W;
   for (long p = 0; p < map.pixels; p += W)
     for (long c = 0; c < whole; c += STAGED) {
       const long count = whole - c < STAGED ? whole - c : STAGED;
-      unpack_pixels<T, STREAM>(map, p, grid + c * ld, ld, count, bias ? bias + c : nullptr, data + c);
+      unpack_pixels<T, STREAM>(map, p, grid + c * ld, ld, count, from_channel(finish, c), data + c);
     }
+}
+
+// Copies `count` pixels of one channel, whose scale and shift these are, to a tensor where they are `step` apart.
+template <class T>
+inline void unpack_run(long count, long step, const T* from, T scale, T shift, const T* residual, Activation activation,
+                       T* to) {
+  for (long j = 0; j < count; j++) {
+    const T v = from[j] * scale + shift + (residual ? residual[j * step] : T(0));
+    to[j * step] = activated(v, activation);
+  }
 }
 
 // --- all channels ---------------------------------------------------------------------------------------------------
@@ -220,29 +233,26 @@ void pack(const Map& map, const View<const T>& view, long channels, T* grid, lon
   }
 }
 
-// Copies rows of the grid to the channels of the tensor and adds `bias[c]` where there is a bias.
+// Copies rows of the grid to the channels of the tensor, finished.
 template <class T>
-void unpack(const Map& map, const T* grid, long ld, long channels, const T* bias, const View<T>& view) {
+void unpack(const Map& map, const T* grid, long ld, long channels, const Finish<T>& finish, const View<T>& view) {
   long c = 0;
   if (view.channel == 1) {
-    (view.large ? unpack_blocks<T, true> : unpack_blocks<T, false>)(map, grid, ld, channels, bias, view.data);
+    (view.large ? unpack_blocks<T, true> : unpack_blocks<T, false>)(map, grid, ld, channels, finish, view.data);
     if (view.large) end_of_stream();
     c = channels / WIDTH<T> * WIDTH<T>;
   }
   if (c == channels) return;
   const long runs = find_runs(map);
   for (; c < channels; c++) {
-    const T add = bias ? bias[c] : T(0);
-    const T* row = grid + c * ld;
-    T* data = view.data + c * view.channel;
+    const T scale = finish.scale ? finish.scale[c] : T(1), shift = finish.shift ? finish.shift[c] : T(0);
     for (long i = 0; i < runs; i++) {
       const Run run = map.runs[i];
-      const T* from = row + run.target;
-      T* to = data + run.source;
-      if (run.step == 1)
-        for (long j = 0; j < run.count; j++) to[j] = from[j] + add;
-      else
-        for (long j = 0; j < run.count; j++) to[j * run.step] = from[j] + add;
+      const int64_t at = c * view.channel + run.source;
+      const T *from = grid + c * ld + run.target, *residual = finish.residual ? finish.residual + at : nullptr;
+      T* to = view.data + at;
+      if (run.step == 1) unpack_run(run.count, 1, from, scale, shift, residual, finish.activation, to);
+      else unpack_run(run.count, run.step, from, scale, shift, residual, finish.activation, to);
     }
   }
 }

@@ -152,6 +152,17 @@ struct Offset {
   T scale;
 };
 
+enum class Activation { none, relu, relu6 };
+
+// What is done with an output y before it is written: activation(scale y + shift + residual). In evaluation it holds a
+// bias, a BatchNorm, the addition of a residual and an activation.
+template <class T>
+struct Finish {
+  const T *scale, *shift;  // (filters), or null
+  const T* residual;       // a tensor with the strides of the output, or null
+  Activation activation;
+};
+
 template <class T>
 struct Call {
   Layer layer;
@@ -166,7 +177,7 @@ struct Call {
   const int32_t* plane_steps;      // starts of the planes of a term: 0, 1, 2, ... times terms * phases * ld
   View<const T> x, y;              // the input, and the gradient of the output
   View<T> out;                     // the output, or the gradient of the input
-  const T* bias;                   // null without a bias
+  Finish<T> finish;                // of the forward pass
   bool needs_x, needs_values, needs_alpha;
 };
 
@@ -207,8 +218,6 @@ struct Pointwise {  // y[p] = W x[p] for densely packed pixels, forwards and bac
 };
 
 // --- normalisation, see normalise.h --------------------------------------------------------------------------------
-
-enum class Activation { none, relu, relu6 };
 
 template <class T>
 struct Normalisation {  // y = activation((x - mean) scale + shift + residual), or its gradient, on a dense matrix
