@@ -8,6 +8,7 @@ namespace dctps {
 
 static constexpr long ALIGN = 16;  // elements of which rows and margins are multiples
 static constexpr long NEAR = 8;    // a chunk of interleaved images takes up to this many times the budget
+static constexpr double WHOLE = 1.6;  // an image up to this many times the budget is not cut: bands compute rows twice
 
 static long round_up(long value, long multiple) { return (value + multiple - 1) / multiple * multiple; }
 
@@ -104,7 +105,8 @@ Chunks::Chunks(const Layer& layer, bool backward, long pixel_bytes, long budget,
   const long rows = backward ? first.out + first.reach : first.out;  // the rows that bands would divide
   const long halo = backward ? 2 * first.reach : first.reach;
   frame.inner = interleaved(layer, adjacent, image, budget, lanes, threads);
-  long parts = std::max(1L, std::min((image + budget - 1) / budget, rows / std::max(1L, 2 * halo)));
+  const long bands = double(image) <= WHOLE * double(budget) ? 1 : (image + budget - 1) / budget;
+  long parts = std::max(1L, std::min(bands, rows / std::max(1L, 2 * halo)));
   if (layer.batch < threads) parts = std::max(parts, std::min<long>(threads, rows / std::max(1L, 2 * halo)));
   frame.banded = parts > 1 && frame.inner == 1;
   if (frame.banded) {
