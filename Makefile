@@ -79,14 +79,14 @@ help-pages: $(VENV)/.dev  ## writes the help of the commands into the pages of d
 docs: $(VENV)/.dev  ## the pages of docs/ as a site in build/site; a broken link is an error
 	$(BIN)/mkdocs build --quiet --strict
 
-STEPS := --steps 7 --warmup 1
+STEPS := --steps 7 --warmup 4  # a large network takes pages from the system until its heap has settled
 AVX2 := --instruction-set avx2
 DENSE_PEERS := --peers published onnxruntime openvino
-bench: $(VENV)/.dev  ## the tables of the README, about three quarters of an hour with nothing else running; replaces results/bench-*
+bench: $(VENV)/.dev  ## the tables of the README, about an hour with nothing else running; replaces results/bench-*
 	$(BIN)/dctps bench step --models vgg19 --densities 1e-3 --offsets dct dct_signed hadamard/spatial/channel/lowest/0 $(STEPS)
 	$(BIN)/dctps bench step --models vgg19 --densities 1e-2 --offsets dct $(STEPS)
 	$(BIN)/dctps bench step --models resnet18 --densities 1e-3 --offsets dct $(STEPS)
-	$(BIN)/dctps bench step --models mobilenetv2 --densities 1e-3 --offsets dct --steps 11 --warmup 1
+	$(BIN)/dctps bench step --models mobilenetv2 --densities 1e-3 --offsets dct --steps 11 --warmup 4
 	$(BIN)/dctps bench step --models resnet50 --densities 1e-3 --offsets dct $(STEPS)
 	$(BIN)/dctps bench step --models resnet18 --width 16 --densities 1e-2 --offsets dct --threads 1 --steps 11
 	$(BIN)/dctps bench step --models vgg19 resnet50 --densities 1e-3 --offsets dct --batch 32 --inference $(DENSE_PEERS) --steps 11
@@ -97,7 +97,7 @@ bench: $(VENV)/.dev  ## the tables of the README, about three quarters of an hou
 	$(BIN)/dctps bench step --models vgg19 --densities 1e-3 --offsets none $(STEPS) $(AVX2)
 	$(BIN)/dctps bench step --models vgg19 --densities 1e-2 --offsets dct $(STEPS) $(AVX2)
 	$(BIN)/dctps bench step --models resnet18 --densities 1e-3 --offsets dct $(STEPS) $(AVX2)
-	$(BIN)/dctps bench step --models mobilenetv2 --densities 1e-3 --offsets dct --steps 11 --warmup 1 $(AVX2)
+	$(BIN)/dctps bench step --models mobilenetv2 --densities 1e-3 --offsets dct --steps 11 --warmup 4 $(AVX2)
 	$(BIN)/dctps bench step --models resnet50 --densities 1e-3 --offsets dct $(STEPS) $(AVX2)
 	$(BIN)/dctps bench step --models resnet18 --width 16 --densities 1e-2 --offsets dct --threads 1 --steps 11 $(AVX2)
 	$(BIN)/dctps bench scaling

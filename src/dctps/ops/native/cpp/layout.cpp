@@ -7,7 +7,9 @@
 namespace dctps {
 
 static constexpr long ALIGN = 16;  // elements of which rows and margins are multiples
-static constexpr long NEAR = 8;    // a chunk of interleaved images takes up to this many times the budget
+static constexpr long NEAR = 8;    // a chunk of interleaved images takes up to this many times the budget,
+static constexpr long NEAR_SMALL = 11;  // and up to so many times if an image has at most SMALL pixels
+static constexpr long SMALL = 128;
 static constexpr double WHOLE = 1.6;  // an image up to this many times the budget is not cut: bands compute rows twice
 
 static long round_up(long value, long multiple) { return (value + multiple - 1) / multiple * multiple; }
@@ -93,7 +95,8 @@ bool Layout::reads_all() const {
 // The images that are neighbours in the flat pixels: enough to fill vectors where all of their pixels stay near the
 // cores, else 1. Zeros between pixels cost the more the smaller an image is, and between vectors they cost nothing.
 static long interleaved(const Layer& layer, bool adjacent, long image_bytes, long budget, long lanes, int threads) {
-  const bool small = image_bytes * lanes <= NEAR * budget && layer.batch >= lanes * threads;
+  const long near = layer.axis[0].grid * layer.axis[2].grid <= SMALL ? NEAR_SMALL : NEAR;
+  const bool small = image_bytes * lanes <= near * budget && layer.batch >= lanes * threads;
   return adjacent && small && layer.taps > 1 && layer.phases <= MAX_PHASES && layer.axis[1].grid == 1 ? lanes : 1;
 }
 
