@@ -53,12 +53,17 @@ def assert_rounded(text, value):
     assert abs(float(number) - value) <= 0.5 * 10**-digits * (1 + 1e-3), (text, value)
 
 
-@pytest.mark.parametrize("row", body("network, density, offset"), ids=lambda row: row[0])
-def test_whole_steps(row):
+STEPS = {"avx512": body("network, density, offset"), "avx2": body("with AVX2: network, density, offset")}
+
+
+@pytest.mark.parametrize(("instructions", "row"), [(name, row) for name, rows in STEPS.items() for row in rows])
+def test_whole_steps(instructions, row):
     name, dense, ours, ratio, ratio_fused, ratio_published, link = row
     model, density, offset = re.sub(r" \(.*", "", name).split(", ", 2)
     (path,) = re.findall(r"\((results/.*\.csv)\)", link)
     times, steps = medians(path, model, fraction(density), OFFSETS[offset])
+    with (ROOT / path).open(newline="") as file:
+        assert {r["torch_instruction_set"] for r in csv.DictReader(file)} == {instructions}
     assert steps == {(re.findall(r"medians of (\d+)", name) or ["7"])[0]}
     for text, contender in ((dense, "dense"), (ours, "ours")):
         assert_rounded(text, times[contender] / {"ms": 1, "s": 1000}[text.split()[1]])
@@ -138,3 +143,14 @@ def test_inference():
     for text, model in zip(found, ("vgg19", "resnet50"), strict=True):
         times, _ = medians(path, model, 0.001, "dct")
         assert_rounded(text, times["dense"] / times["ours"])
+
+
+@pytest.mark.parametrize(
+    ("batch", "words"), [(32, r"it is ([\d.]+x) and ([\d.]+x)"), (1, r"images ([\d.]+x) and ([\d.]+x)")]
+)
+def test_inference_against_the_fastest_dense_network(batch, words):
+    (path,) = re.findall(rf"results/[^\s)]*-b{batch}-inference[^\s)]*\.csv", SECTION)
+    for text, model in zip(re.findall(words, SECTION)[0], ("vgg19", "resnet50"), strict=True):
+        times, _ = medians(path, model, 0.001, "dct")
+        best = min(times[name] for name in ("dense", "dense_fused", "onnxruntime", "openvino"))
+        assert_rounded(text, best / times["ours"])

@@ -32,7 +32,8 @@ def limit(instruction_set: InstructionSet | None) -> None:
             )
         os.environ.update(VARIABLES)
     elif instruction_set == "avx512":
-        limited = [f"{name}={os.environ[name]}" for name in VARIABLES if name in os.environ]
+        names = (*VARIABLES, "DNNL_MAX_CPU_ISA")  # an earlier name of ONEDNN_MAX_CPU_ISA
+        limited = [f"{name}={os.environ[name]}" for name in names if name in os.environ]
         if limited:
             raise ValueError(f"--instruction-set avx512 is limited by {' '.join(limited)} in the environment")
 

@@ -15,6 +15,7 @@ from dctps.checkpoint.matching import check_distinct, check_rest, check_tied, fi
 from dctps.nn.batchnorm import SparseBatchNorm
 from dctps.nn.dps_layer import DpsLayer
 from dctps.nn.foreign import check_device, check_network, mark_config
+from dctps.nn.fuse import mark
 from dctps.nn.replace import make_sparse_layer, make_sparse_norm, replace_layers
 from dctps.nn.wrappers import unwrapped
 from dctps.ops.functional import AUTO, check_backend
@@ -61,6 +62,7 @@ def load(
         for write in writers:
             write()
     result = replace_layers(model, new)
+    mark(result)
     mark_config(result)
     if device is not None:
         result.to(target)

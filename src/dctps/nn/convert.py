@@ -20,7 +20,7 @@ from dctps.nn.alphas import AlphaLike, choose_alphas
 from dctps.nn.batchnorm import SparseBatchNorm, prunable_norms
 from dctps.nn.dps_layer import DpsLayer
 from dctps.nn.foreign import check_adapters, check_device, check_network, mark_config, warn_of_loss
-from dctps.nn.fuse import fused_layers, mark, unfuse
+from dctps.nn.fuse import mark, unfuse
 from dctps.nn.meta import materialise, take_tensors
 from dctps.nn.prunable import left_dense, prunable
 from dctps.nn.replace import (
@@ -99,8 +99,7 @@ def sparsify(
     mark_config(result)
     if device is not None:
         result.to(target)
-    if fused_layers(result):
-        mark(result)
+    mark(result)
     if density is not None:
         total = sum(map(math.prod, shapes.values()))
         attach_request(result, Request(density, budget(total, density), allocation))

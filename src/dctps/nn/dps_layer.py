@@ -27,6 +27,8 @@ from dctps.ops.normalise import finished
 from dctps.ops.route import Route, forward_layout
 from dctps.ops.weight import dense_weight, is_eager
 
+LayerTensors = tuple[Tensor, Tensor, Tensor | None, Tensor | None]  # values, positions, alpha, bias
+
 
 class DpsLayer(SupportedLayer):
     """The base of all layers W = alpha D + S: their parameters, support, offset and state."""
@@ -36,7 +38,7 @@ class DpsLayer(SupportedLayer):
     bias: nn.Parameter | None
     _bound: BoundLayer | None = None
     observer: Callable[[Tensor, Tensor], Tensor] | None = None  # is given x and W x + bias, and returns the output
-    feeds_norm: bool = False  # whether a fused BatchNorm layer alone reads the output, as `fuse` found
+    feeds_norm: bool = False  # whether the output may wait for the fused BatchNorm layer behind, as `fuse` found
 
     def _build(
         self,
@@ -138,20 +140,29 @@ class DpsLayer(SupportedLayer):
 
     def _waits(self, x: Tensor) -> bool:
         """Return whether the output for x may wait for the BatchNorm layer behind, which is computed with it."""
-        if not self.feeds_norm or torch.is_grad_enabled() or not is_eager() or type(x) is not Tensor:
+        if not self.feeds_norm or self.training or torch.is_grad_enabled() or not is_eager():
+            return False
+        if (
+            type(x) is not Tensor or x.requires_grad
+        ):  # who recomputes the layer later (checkpoints) needs its tensor now
             return False
         return self.observer is None and not torch._C._is_any_autocast_enabled() and not has_hooks(self)
 
-    def _multiply(self, x: Tensor, finish: Finish | None = None) -> Tensor:  # x as `_as_batch` gives it
+    def _layer_tensors(self) -> LayerTensors:
+        """Return values, positions, alpha and bias as they are now."""
         self._check_positions()
-        values, alpha, bias = self._own("values"), self._own("alpha"), self._own("bias")
+        return self._own("values"), self._positions, self._own("alpha"), self._own("bias")
+
+    def _multiply(self, x: Tensor) -> Tensor:  # x as `_as_batch` gives it
+        return self._multiply_by(self._layer_tensors(), x)
+
+    def _multiply_by(self, layer: LayerTensors, x: Tensor, finish: Finish | None = None) -> Tensor:
+        """Return the output for x with these tensors of the layer, finished."""
         if is_eager():
             choice = autotune.settings() if self.backend == AUTO else self.backend
-            layer = values, self._positions, alpha, bias
             y = self._bound_layer().multiply(x, *layer, choice, self.chosen_backend, finish)
         else:
-            args = x, values, self._positions, alpha, bias, self.offset, self.geometry
-            y = functional.multiply(*args, self.chosen_backend(x))
+            y = functional.multiply(x, *layer, self.offset, self.geometry, self.chosen_backend(x))
             y = y if finish is None else finished(y, finish)
         return y if self.observer is None else self.observer(x, y)
 

@@ -1,6 +1,7 @@
 """`fuse`: BatchNorm layers compute together with the addition of a residual and the ReLU behind them.
 
-The layers change their class in place (`fused_norm.py`); nothing else of the network changes. So names, parameters,
+The layers change their class in place (`fused_norm.py`). In evaluation the output of a sparse convolution before such a
+layer may wait, too (`lazy.py`). Nothing else of the network changes. So names, parameters,
 states, hooks, copies, files, `train()` and `eval()`, and the forward code stay what they were, and `unfuse` gives the
 layers their old class back. Two other designs were left aside. A ReLU that becomes an identity, with its work done by
 the layer before it, serves modules only, but most networks call `F.relu` and add residuals in their forward code. A
@@ -66,8 +67,11 @@ def fuse(model: nn.Module, *, exclude: str | Iterable[str] = ()) -> nn.Module:
 
 
 def mark(model: nn.Module) -> None:
-    """Tell the fused layers what follows them, and the sparse layers before them that their outputs may wait."""
-    found = _calls(model)
+    """Tell the fused layers what follows them, and the sparse layers before them that their outputs may wait.
+
+    A network that becomes sparse after it was fused has new layers, which are told here.
+    """
+    found = _calls(model) if fused_layers(model) else {}
     for layer in model.modules():
         calls = found.get(id(layer), [])
         if isinstance(layer, FusedBatchNorm):
@@ -87,7 +91,8 @@ def _unfuse(model: nn.Module) -> int:
     layers = [m for m in model.modules() if isinstance(m, FusedBatchNorm)]
     for layer in layers:
         layer.__class__ = next(plain for plain, ours in FUSED.items() if type(layer) is ours)  # type: ignore[assignment]
-    for module in model.modules():
+    marked: list[nn.Module] = [*layers, *(m for m in model.modules() if isinstance(m, DpsConv))]
+    for module in marked:
         for name in ("followed_by", "is_sheltered", "feeds_norm"):
             module.__dict__.pop(name, None)
     return len(layers)
@@ -152,23 +157,29 @@ def _calls(model: nn.Module) -> dict[int, list[_Call]]:
     return found
 
 
+_MARKED = FusedBatchNorm, DpsConv  # layers whose calls are looked for
+
+
 def _trace(owner: nn.Module) -> list[tuple[nn.Module, _Call]]:
-    """Return the calls of these layers in the forward code of a module."""
-    if not any(isinstance(m, FusedBatchNorm | DpsConv) for child in owner.children() for m in child.modules()):
-        return []
-    twin = copy.copy(owner)  # what the forward code sets is set there
-    for kind in ("_modules", "_buffers", "_parameters"):
-        twin.__dict__[kind] = dict(owner.__dict__[kind])
-    try:
-        graph = _Tracer().trace(twin)
-    except Exception:  # forward code that depends on its input; its layers are fused with nothing
+    """Return the calls of these layers in the forward code of a module, in training and in evaluation."""
+    if not any(isinstance(m, _MARKED) for child in owner.children() for m in child.modules()):
         return []
     layers = dict(owner.named_modules())
-    nodes = [node for node in graph.nodes if node.op == "call_module"]
+    try:
+        graphs = [_Tracer().trace(_twin(owner, training)) for training in (True, False)]
+    except Exception:  # forward code that depends on its input; its layers are fused with nothing
+        return [(layer, _Call("", False)) for layer in owner.children() if isinstance(layer, _MARKED)]
+    nodes = [node for graph in graphs for node in graph.nodes if node.op == "call_module"]
     return [(layers[node.target], _call(node, layers)) for node in nodes if isinstance(layers[node.target], _MARKED)]
 
 
-_MARKED = FusedBatchNorm, DpsConv
+def _twin(owner: nn.Module, training: bool) -> nn.Module:
+    """Return a copy of a module without its layers: what the forward code sets is set there."""
+    twin = copy.copy(owner)
+    for kind in ("_modules", "_buffers", "_parameters"):
+        twin.__dict__[kind] = dict(owner.__dict__[kind])
+    twin.training = training
+    return twin
 
 
 def _call(node: torch.fx.Node, layers: dict[str, nn.Module]) -> _Call:
@@ -197,7 +208,8 @@ def _is_sheltered(path: list[torch.fx.Node], layers: dict[str, nn.Module]) -> bo
     same = _same_memory(first.args[0], layers)
     used = {used for other in between if other not in path for used in other.all_input_nodes}
     adds = len(path) > 1 and len(path[-2].all_input_nodes) > 1
-    return not used & same and not (adds and path[-2].next is not last)
+    touched = any(_same_memory(node, layers) & same for node in used)
+    return not touched and not (adds and path[-2].next is not last)
 
 
 def _same_memory(node: torch.fx.Node, layers: dict[str, nn.Module]) -> set[torch.fx.Node]:

@@ -12,9 +12,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules import module as module_hooks
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from dctps.nn.lazy import Lazy, Product, check_unchanged, has_hooks, version
+from dctps.nn.lazy import Lazy, Product, check_unchanged, computed, has_hooks, version
 from dctps.ops.finish import Finish
 from dctps.ops.normalise import normalise, why_composed
 
@@ -74,6 +75,7 @@ class Pending(Lazy):
         other = other.value() if isinstance(other, Lazy) else other
         fits = isinstance(other, Tensor) and other.shape == self.x.shape and other.dtype == self.x.dtype
         fits = fits and (isinstance(self.x, Tensor) or (type(other) is Tensor and other.is_cpu))
+        fits = fits and (self.has_gradient or not (torch.is_grad_enabled() and other.requires_grad))
         if not fits or self.residual is not None or self.result is not None:
             return self.value().add_(other) if in_place else self.value() + other
         total = self if in_place else Pending(self.x, self.arguments, self.waits)
@@ -131,6 +133,12 @@ class FusedBatchNorm(_BatchNorm):
     followed_by: str = ""
     is_sheltered: bool = False
 
+    def __call__(self, x: Any) -> Any:
+        """Return the output; hooks of the layer see tensors."""
+        sees = self._forward_hooks or self._forward_pre_hooks or module_hooks._global_forward_pre_hooks
+        sees = sees or module_hooks._global_forward_hooks
+        return super().__call__(computed(x) if sees else x)
+
     def forward(self, x: Tensor) -> Any:
         if isinstance(x, torch.fx.Proxy):
             return x.tracer.create_proxy("call_module", x.tracer.path_of_module(self), (x,), {})
@@ -155,7 +163,8 @@ class FusedBatchNorm(_BatchNorm):
 
     def _may_wait(self, x: Tensor | Product) -> bool:
         """Return whether a change in place of x would be seen, or cannot be: inference mode counts no changes."""
-        return self.is_sheltered or isinstance(x, Product) or not x.is_inference()
+        counts = not torch.is_inference_mode_enabled()
+        return self.is_sheltered or isinstance(x, Product) or (counts and not x.is_inference())
 
     def _arguments(self, uses_batch: bool) -> Arguments:
         """Return the arguments of `normalise` by the rules of torch's layer, and count the batch."""

@@ -13,7 +13,7 @@ from dctps.core.offsets import OffsetLike
 from dctps.core.support import Support
 from dctps.nn.arguments import check_input
 from dctps.nn.dps_layer import DpsLayer
-from dctps.nn.lazy import Lazy, Product
+from dctps.nn.lazy import Product, computed
 from dctps.ops.functional import AUTO
 
 
@@ -60,6 +60,7 @@ class DpsLinear(DpsLayer):
         )
 
     def forward(self, x: Tensor) -> Tensor:  # (..., in_features) -> (..., out_features)
+        x = computed(x)
         weight = self._known_weight(x)
         if weight is not None:
             return F.linear(x, weight, self._own("bias"))
@@ -177,11 +178,11 @@ class DpsConv(DpsLayer):
         return tuple(left) if self.padding_mode == "zeros" and left == right else (0,) * self.axes
 
     def forward(self, x: Tensor) -> Tensor:  # (batch, in_channels, *spatial) or without the batch axis
-        x = x.value() if isinstance(x, Lazy) else x
+        x = computed(x)
         batch = self._as_batch(x)
         if batch.dim() == x.dim() and self._waits(batch):
             shape = len(batch), self.out_channels, *self.geometry.output_size(batch.shape[2:])
-            return Product(batch, shape, self._multiply)  # type: ignore[return-value]
+            return Product(batch, self._layer_tensors(), torch.Size(shape), self._multiply_by)  # type: ignore[return-value]
         y = self._multiply(batch)
         return y if x.dim() == self.axes + 2 else y[0]
 

@@ -4,6 +4,7 @@
 done with it, other than what it waits for, computes it first.
 """
 
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -43,23 +44,10 @@ def _operator(name: str) -> Callable[..., Any]:
     return lambda self, *args: getattr(self.value(), name)(*map(computed, args))
 
 
-_ARITHMETIC = [
-    "add",
-    "radd",
-    "iadd",
-    "sub",
-    "rsub",
-    "mul",
-    "rmul",
-    "truediv",
-    "rtruediv",
-    "pow",
-    "neg",
-    "abs",
-    "matmul",
-]
-_OTHERS = ["getitem", "len", "iter", "gt", "lt", "ge", "le", "eq", "ne", "bool", "float"]
-for _name in _ARITHMETIC + _OTHERS:
+_BINARY = ["add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul"]
+_OPERATORS = [f"{side}{name}" for name in _BINARY for side in ("", "r", "i")]
+_OTHERS = ["neg", "abs", "getitem", "setitem", "len", "iter", "gt", "lt", "ge", "le", "eq", "ne", "bool", "float"]
+for _name in _OPERATORS + _OTHERS:
     setattr(Lazy, f"__{_name}__", _operator(f"__{_name}__"))
 
 
@@ -79,34 +67,47 @@ def check_unchanged(tensors: Iterable[Tensor], versions: Iterable[int | None]) -
     """RuntimeError if a tensor was changed in place since it had this version."""
     if [version(t) for t in tensors] != list(versions):
         raise RuntimeError(
-            "a tensor was changed in place between a BatchNorm layer that reads it and the activation behind the "
-            "layer; dctps.fuse(model, exclude=...) leaves the layer out"
+            "a tensor was changed in place between a layer that reads it and the place where the output of the layer "
+            "is computed, which is the activation behind a fused BatchNorm layer; dctps.fuse(model, exclude=...) "
+            "leaves the layer out"
         )
 
 
 class Product(Lazy):
     """The output (alpha D + S) x + bias of a layer, which a BatchNorm layer is about to read.
 
-    compute: returns the output for x, behind a `Finish` where one is given.
+    compute: returns the output, given the tensors of the layer and x, behind a `Finish` where one is given.
     """
 
-    def __init__(self, x: Tensor, shape: tuple[int, ...], compute: Callable[..., Tensor]) -> None:
-        self.x, self.shape, self.compute = x, shape, compute
+    def __init__(
+        self, x: Tensor, layer: tuple[Tensor | None, ...], shape: torch.Size, compute: Callable[..., Tensor]
+    ) -> None:
+        self.x, self.layer, self.shape, self.compute = x, layer, shape, compute
         self.dtype, self.is_inference_mode = x.dtype, torch.is_inference_mode_enabled()
-        self.version = version(x)
+        self.versions = [version(t) for t in self._tensors()]
         self.result: Tensor | None = None
+
+    def _tensors(self) -> list[Tensor]:
+        return [self.x, *(t for t in self.layer if t is not None)]
 
     def dim(self) -> int:
         return len(self.shape)
 
     def value(self) -> Tensor:
         """Return the output, which is computed once."""
+        if torch.is_grad_enabled() and any(t.requires_grad for t in self._tensors()):
+            warnings.warn(
+                "a sparse layer in evaluation was called where gradients are switched off, and its output is used "
+                "where they are switched on: the layer gets no gradient (a reentrant checkpoint that ends behind the "
+                "layer does so; use_reentrant=False does not)",
+                stacklevel=2,
+            )
         if self.result is None:
             self.result = self.finished(None)
         return self.result
 
     def finished(self, finish: Any) -> Tensor:
         """Return the output behind a `Finish`."""
-        check_unchanged([self.x], [self.version])
+        check_unchanged(self._tensors(), self.versions)
         with torch.inference_mode(self.is_inference_mode), torch.no_grad():
-            return self.compute(self.x, finish)
+            return self.compute(self.layer, self.x, finish)

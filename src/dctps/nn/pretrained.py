@@ -22,6 +22,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from dctps.nn import identity
 from dctps.nn.foreign import MARK, mark_config
+from dctps.nn.fuse import mark
 from dctps.nn.prunable import LAYERS
 from dctps.nn.replace import make_sparse_layer, replace_layers
 from dctps.nn.supported import EXTRA
@@ -53,6 +54,7 @@ class DctpsQuantizer(HfQuantizer):
 
     def _process_model_after_weight_loading(self, model: nn.Module, **options: Any) -> None:
         """Leave the network as `sparsify` would: marked, and no different from one that was never saved."""
+        mark(model)
         mark_config(model)
         for attribute in ("hf_quantizer", "quantization_method", "is_quantized"):
             if attribute in vars(model):

@@ -79,7 +79,8 @@ class BoundLayer:
         layer = values, positions, alpha, bias
         if finish is not None:
             plan = self._plan(x, values, choice, choose)[1] if _are_plain(x, values, alpha) else None
-            if plan is not None and plan.finishing is not None:
+            fits = bias is None or (type(bias) in eager.PLAIN and bias.dtype == x.dtype)
+            if plan is not None and plan.finishing is not None and fits:
                 return plan.finishing.forward_finished(x, *layer, finish)
             return finished(self.multiply(x, *layer, choice, choose), finish)
         if torch._C._is_any_autocast_enabled() or not _are_plain(x, values, alpha):

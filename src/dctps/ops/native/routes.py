@@ -70,13 +70,16 @@ class StagedRoute:
         return self.kind
 
     def forward(self, x: Tensor, values: Tensor, positions: Tensor, alpha: Tensor | None) -> Tensor:
-        assert alpha is not None
-        y, places = empty_output(x, self.geometry), compiled_support(positions, self.geometry)
-        _forward(self.geometry, x, self._compiled(x), alpha.item(), places, values, y)
-        return y
+        return self.forward_finished(x, values, positions, alpha)
 
     def forward_finished(
-        self, x: Tensor, values: Tensor, positions: Tensor, alpha: Tensor | None, bias: Tensor | None, finish: Finish
+        self,
+        x: Tensor,
+        values: Tensor,
+        positions: Tensor,
+        alpha: Tensor | None,
+        bias: Tensor | None = None,
+        finish: Finish | None = None,
     ) -> Tensor:
         assert alpha is not None
         y, places = empty_output(x, self.geometry), compiled_support(positions, self.geometry)

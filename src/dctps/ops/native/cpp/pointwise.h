@@ -1,6 +1,7 @@
 // Small 1x1 layers on channels-last pixels: y[p] = W x[p]. A vector holds neighbouring outputs, and the inputs of a
 // pixel are broadcast. W stays in the cache as panels of COLUMNS vectors: [filters / panel][inputs][panel]; the last
-// panel may have fewer vectors. The backward pass reads a block of pixels once for all gradients, and those of S are computed at its positions only:
+// panel may have fewer vectors. The backward pass reads a block of pixels once for all gradients, and those of S are
+// computed at its positions only:
 //
 //     d = D' y;   the gradient of alpha is <x, d>, that of x is alpha d + S' y, that of S[k, c] is the sum of y[k] x[c]
 #pragma once
