@@ -102,6 +102,8 @@ bench: $(VENV)/.dev  ## the tables of the README, about an hour with nothing els
 	$(BIN)/dctps bench step --models resnet18 --width 16 --densities 1e-2 --offsets dct --threads 1 --steps 11 $(AVX2)
 	$(BIN)/dctps bench scaling
 	$(BIN)/dctps bench layers --model resnet50 --density 1e-3
+	$(BIN)/dctps bench layers --model resnet18 --density 1e-3
+	$(BIN)/dctps bench layers --model resnet18 --density 1e-3 $(AVX2)
 	$(BIN)/python benchmarks/linear_step.py
 	$(BIN)/python benchmarks/small_layers.py
 	$(BIN)/python benchmarks/roofline.py
