@@ -124,6 +124,8 @@ def save(figure: Any, stem: Path) -> list[Path]:
     """Write a figure as PNG and PDF; return the paths."""
     figure.draw_without_rendering()
     figure.set_layout_engine("none")  # both files keep the layout that was just computed
+    for axes in figure.axes:  # the last digits depend on where the solver of the layout has its numbers in memory
+        axes.set_position([round(number, 6) for number in axes.get_position().bounds])
     paths = []
     for ending in METADATA:
         path = stem.with_name(f"{stem.name}.{ending}")  # with_suffix would cut a stem that has a point
