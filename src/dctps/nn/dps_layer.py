@@ -142,9 +142,7 @@ class DpsLayer(SupportedLayer):
         """Return whether the output for x may wait for the BatchNorm layer behind, which is computed with it."""
         if not self.feeds_norm or self.training or torch.is_grad_enabled() or not is_eager():
             return False
-        if (
-            type(x) is not Tensor or x.requires_grad
-        ):  # who recomputes the layer later (checkpoints) needs its tensor now
+        if type(x) is not Tensor or x.requires_grad:  # a checkpoint wants the gradient of x later, and a tensor now
             return False
         return self.observer is None and not torch._C._is_any_autocast_enabled() and not has_hooks(self)
 

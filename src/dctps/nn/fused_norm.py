@@ -72,7 +72,7 @@ class Pending(Lazy):
 
     def added(self, other: Any, in_place: bool = False) -> Any:
         """Return batchnorm(x) + other, still pending where an activation follows."""
-        other = other.value() if isinstance(other, Lazy) else other
+        other = computed(other)
         fits = isinstance(other, Tensor) and other.shape == self.x.shape and other.dtype == self.x.dtype
         fits = fits and (isinstance(self.x, Tensor) or (type(other) is Tensor and other.is_cpu))
         fits = fits and (self.has_gradient or not (torch.is_grad_enabled() and other.requires_grad))
