@@ -17,8 +17,8 @@ import table
 import torch
 from torch import Tensor, nn
 
+from dctps.experiments.catalogue import EXPERIMENTS
 from dctps.experiments.cells import Cell
-from dctps.experiments.paper import EXPERIMENTS
 from dctps.experiments.performers import at_initialisation
 from dctps.ops import autotune
 from dctps.train.settings import Runtime

@@ -10,6 +10,7 @@ import pytest
 from dctps.cli import main
 from dctps.cli.experiment_list import BUSY
 from dctps.experiments import step_times
+from dctps.experiments.catalogue import EXPERIMENTS
 from dctps.experiments.cells import Cell, distinct
 from dctps.experiments.engines import default_local
 from dctps.experiments.estimate import (
@@ -23,7 +24,6 @@ from dctps.experiments.estimate import (
     read_measurement,
     total_seconds,
 )
-from dctps.experiments.paper import EXPERIMENTS
 from dctps.train.settings import Settings
 from helpers.processes import environment
 

@@ -26,8 +26,9 @@ from dctps.analysis.looks import DOTTED, GREY, LOOKS, ORANGE, Look
 from dctps.analysis.page import looks as page_looks
 from dctps.bench import figures as bench_figures
 from dctps.cli import demo
+from dctps.experiments.catalogue import EXPERIMENTS
 from dctps.experiments.cells import Cell, distinct
-from dctps.experiments.paper import DENSE, EXPERIMENTS
+from dctps.experiments.paper import DENSE
 from dctps.experiments.perform import perform
 from dctps.experiments.results import Results, Row, read_cells
 from dctps.experiments.sheet import read_sheet, sheet_rows, write_sheet

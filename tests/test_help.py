@@ -18,8 +18,8 @@ from dctps.bench import subjects
 from dctps.cli import COMMANDS, bench, main, reproduce, sweep, train
 from dctps.cli.flags import WIDEST, description
 from dctps.cli.report import report
+from dctps.experiments.catalogue import EXPERIMENTS
 from dctps.experiments.grids import read_grid
-from dctps.experiments.paper import EXPERIMENTS
 from dctps.methods.rewiring import REWIRINGS
 from dctps.ops.functional import BACKENDS
 from dctps.train.beforehand import check_beforehand

@@ -15,7 +15,7 @@ from dctps.base.registry import lookup, unknown
 from dctps.base.user_code import call
 from dctps.cli import main
 from dctps.experiments.board import Board, describe
-from dctps.experiments.paper import EXPERIMENTS
+from dctps.experiments.catalogue import EXPERIMENTS
 from dctps.train.settings import Runtime, Settings
 from helpers.runs import SMALL
 

@@ -7,8 +7,9 @@ import pytest
 from dctps import ALLOCATIONS
 from dctps.core.offsets import TransformOffset
 from dctps.data import DATASETS
+from dctps.experiments.catalogue import EXPERIMENTS
 from dctps.experiments.cells import distinct
-from dctps.experiments.paper import DENSE, DENSITIES, EXPERIMENTS, PAPER_METHODS, configured
+from dctps.experiments.paper import DENSE, DENSITIES, PAPER_METHODS, configured
 from dctps.experiments.scales import PAPER
 from dctps.models import MODELS
 from dctps.train.settings import run_id

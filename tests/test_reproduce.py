@@ -5,7 +5,7 @@ import json
 import pytest
 
 from dctps.cli import main
-from dctps.experiments.paper import EXPERIMENTS
+from dctps.experiments.catalogue import EXPERIMENTS
 
 GRID = {
     "settings": {"model": "small_cnn", "data": "digits", "images": 60, "epochs": 1, "batch_size": 30},

@@ -1,5 +1,6 @@
 """The slow, obvious definitions that everything fast is compared with."""
 
+import functools
 import itertools
 import math
 
@@ -7,6 +8,7 @@ import torch
 from torch import Tensor
 
 from dctps.core.offsets import TransformOffset
+from dctps.core.random import Stream
 
 
 def transform_entry(name: str, k: int, p: int, q: int) -> float:
@@ -20,7 +22,27 @@ def transform_entry(name: str, k: int, p: int, q: int) -> float:
         return (math.cos(angle) + math.sin(angle)) / math.sqrt(q)
     if name == "hadamard":
         return (-1) ** bin(k & p).count("1") / math.sqrt(q)
+    if name == "rotation":
+        return sum(a * b for a, b in zip(*_rotated(k, p, q), strict=True))
     raise KeyError(name)
+
+
+def _rotated(k: int, p: int, q: int) -> tuple[tuple[float, ...], list[float]]:
+    """Row k of H, and P E times column p of H: their product is the entry of the rotation H P E H."""
+    signs, order = _drawn(q)
+    column = _hadamard_row(p, q)
+    return _hadamard_row(k, q), [signs[j] * column[j] for j in order]
+
+
+@functools.cache
+def _hadamard_row(k: int, q: int) -> tuple[float, ...]:
+    return tuple(transform_entry("hadamard", k, p, q) for p in range(q))
+
+
+@functools.cache
+def _drawn(q: int) -> tuple[list[float], list[int]]:
+    stream = Stream(0, f"rotation/{q}")
+    return stream.signs(q).tolist(), stream.permutation(q).tolist()
 
 
 def transform_matrix(name: str, q: int) -> Tensor:
@@ -39,7 +61,7 @@ def offset_weight(recipe: TransformOffset, shape: tuple[int, ...], rows: Tensor,
     """
     filters, channels, *kernel = shape
     taps = math.prod(kernel)
-    pad = power_of_two if recipe.transform == "hadamard" else int
+    pad = power_of_two if recipe.transform in ("hadamard", "rotation") else int
     wide, tall = pad(channels), pad(taps)
     q = pad(max(wide * tall, filters))
     out = torch.zeros(filters, channels, taps, dtype=torch.float64)

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from dctps.base.progress import counting_bar
 from dctps.base.words import duration
+from dctps.experiments.catalogue import EXPERIMENTS
 from dctps.experiments.cells import TRAIN, Cell, distinct
 from dctps.experiments.engines import Local
 from dctps.experiments.estimate import (
@@ -20,7 +21,6 @@ from dctps.experiments.estimate import (
     read_measurement,
     total_seconds,
 )
-from dctps.experiments.paper import EXPERIMENTS
 from dctps.experiments.perform import is_over
 
 BUSY = 1.5  # rounds of a measurement that differ by this factor were disturbed

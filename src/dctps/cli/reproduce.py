@@ -61,7 +61,7 @@ def reproduce(arguments: list[str]) -> None:
         list_experiments(given.scale, given.place.runs, engine, renew=given.measure, quiet=given.place.quiet)
         return
     from dctps.analysis.figures.draw import TABLES
-    from dctps.experiments.paper import EXPERIMENTS
+    from dctps.experiments.catalogue import EXPERIMENTS
 
     experiment = lookup(EXPERIMENTS, given.name, "experiment")
     if experiment.kind not in TABLES:
@@ -97,7 +97,7 @@ def _asked_cells(cells: list["Cell"], given: Arguments) -> list["Cell"]:
 def _draw(given: Arguments, scale: "Scale", cells: list["Cell"]) -> None:
     """Write the table of all results that there are, and draw the figure from it."""
     from dctps.analysis.figures.draw import draw
-    from dctps.experiments.paper import EXPERIMENTS
+    from dctps.experiments.catalogue import EXPERIMENTS
     from dctps.experiments.results import read_cells
     from dctps.experiments.sheet import sheet_rows, write_sheet
     from dctps.experiments.tasks.training import EpochRow

@@ -6,25 +6,51 @@ A network may state a norm v that the filters of a layer should have. Let r be t
     paper     1                                            sqrt(v / r), as published
     exact     1                                            v / r, so that the filters of alpha D have mean norm v
     preserve  sqrt(2 / mean squared norm of D's filters)   v / r
+    leverage  1, or what a training can turn (see below)   sqrt(v / r)
 
 `preserve` does what He et al. (2015) do for Gaussian weights: their filters have the mean squared norm
 fan_in * 2 / fan_in = 2.
 
+`leverage` is for layers whose output a BatchNorm (or another normalisation) rescales. There the length of a filter
+w = alpha d + s means nothing, and its direction everything. So alpha sets how far S can turn a filter. The gradient of
+such a filter is orthogonal to it, because a change along the filter changes nothing. Steps of the optimiser therefore
+add up like the sides of right angles: Adam moves each of the k values of a filter by about the learning rate lr, so
+after T steps
+
+    |s| = C lr sqrt(T k)
+
+with a constant C that grows with how long a gradient keeps its sign (C = 1 for independent steps). The rule chooses
+alpha such that alpha |d| is this length: at the end of the training S has turned an average filter by half a right
+angle. A much larger alpha leaves all learning to BatchNorm; with a much smaller one the first few steps replace D.
+
 For a transform of length q, the squared norms of D's m filters of n entries sum to m n / q, whatever the order, signs
-and rows. The reason is that the transform is orthonormal, and that D has either all of its rows (q = m > n), or all of
-its columns (q = n), or entries of one magnitude (Hadamard).
+and rows, if D has all of its rows (q = m > n), or all of its columns (q = n), or entries of one magnitude (Hadamard).
+The reason is that the transform is orthonormal.
 """
 
+import dataclasses
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from dctps.core.offsets import Offset
 from dctps.core.patch_offset import BLOCK, PatchOffset
+from dctps.core.transforms import Walsh
 
-Rule = Callable[[Offset, float | None], float]  # (offset of a layer, norm that the network states for it) -> alpha
+
+class ScaledLayer(NamedTuple):
+    """What a rule may look at to choose the alpha of a layer."""
+
+    offset: Offset
+    norm: float | None = None  # the norm of a filter that the network states
+    nnz: int = 0  # the number of values in S
+    is_normalised: bool = False  # whether a normalisation rescales the output of the layer
+
+
+Rule = Callable[[ScaledLayer], float]  # returns the alpha of a layer
 
 
 # --- norms of the filters of D ---------------------------------------------------------------------------------------
@@ -47,8 +73,8 @@ def mean_norm(offset: Offset) -> float:
 
 
 def mean_square(offset: Offset) -> float:
-    """Return the mean squared norm of D's filters, which is n / q for a transform (top of this file)."""
-    if isinstance(offset, PatchOffset):
+    """Return the mean squared norm of D's filters, which is n / q for most transforms (top of this file)."""
+    if isinstance(offset, PatchOffset) and (offset.length in offset.shape or isinstance(offset.form, Walsh)):
         return offset.shape[1] / offset.length
     return float(filter_norms(offset).square().mean())
 
@@ -56,17 +82,44 @@ def mean_square(offset: Offset) -> float:
 # --- the rules --------------------------------------------------------------------------------------------------------
 
 
-def _paper(offset: Offset, norm: float | None) -> float:
-    return 1.0 if norm is None else math.sqrt(_exact(offset, norm))
+def _paper(layer: ScaledLayer) -> float:
+    return 1.0 if layer.norm is None else math.sqrt(_exact(layer))
 
 
-def _exact(offset: Offset, norm: float | None) -> float:
-    return 1.0 if norm is None else norm / mean_norm(offset)
+def _exact(layer: ScaledLayer) -> float:
+    return 1.0 if layer.norm is None else layer.norm / mean_norm(layer.offset)
 
 
-def _preserve(offset: Offset, norm: float | None) -> float:
-    return math.sqrt(2 / mean_square(offset)) if norm is None else _exact(offset, norm)
+def _preserve(layer: ScaledLayer) -> float:
+    return math.sqrt(2 / mean_square(layer.offset)) if layer.norm is None else _exact(layer)
 
 
+@dataclasses.dataclass(frozen=True)
+class Leverage:
+    """The rule `leverage` for a training of `steps` steps of Adam at the learning rate `lr` (top of this file).
+
+    Where no normalisation follows, alpha also sets the size of the signal, and stays what `paper` says.
+    """
+
+    lr: float = 1e-3
+    steps: int = 1000
+
+    def __post_init__(self) -> None:
+        if not (0 < self.lr < math.inf and 0 < self.steps < math.inf):
+            raise ValueError(f"a learning rate and a number of steps are positive, not {self.lr} and {self.steps}")
+
+    @property
+    def reach(self) -> float:
+        """How far a value of S gets from zero in the training: C lr sqrt(steps)."""
+        return PERSISTENCE * self.lr * math.sqrt(self.steps)
+
+    def __call__(self, layer: ScaledLayer) -> float:
+        if not layer.is_normalised or layer.norm is not None:
+            return _paper(layer)
+        per_filter = max(1.0, layer.nnz / layer.offset.shape[0])  # a filter without a value is turned by no alpha
+        return self.reach * math.sqrt(per_filter) / mean_norm(layer.offset)
+
+
+PERSISTENCE = 2.0  # C, as measured (docs/offsets.md)
 PAPER = "paper"
-ALPHAS: dict[str, Rule] = {PAPER: _paper, "exact": _exact, "preserve": _preserve}
+ALPHAS: dict[str, Rule] = {PAPER: _paper, "exact": _exact, "preserve": _preserve, "leverage": Leverage()}

@@ -146,4 +146,5 @@ OFFSETS: dict[str, TransformOffset] = {
     "hartley": TransformOffset("hartley"),
     "hadamard": TransformOffset("hadamard"),
     "srht": TransformOffset("hadamard", signs="channel", rows="random"),
+    "rotation": TransformOffset("rotation"),
 }

@@ -1,7 +1,7 @@
 """The initial alpha of each layer of a network: what `sparsify(alpha=)` accepts.
 
     a number    a factor on the alpha of the rule "paper", which is 1 unless the network states its norms (see below)
-    a rule      a name in `ALPHAS` (core/alphas.py)
+    a rule      a name in `ALPHAS` (core/alphas.py), or a `Leverage` with a learning rate and a number of steps
     a mapping   from layer names or patterns to alphas; the first match counts, and layers without one follow "paper"
     a function  that takes the name of a layer and its offset, and returns its alpha
 
@@ -17,14 +17,19 @@ from collections.abc import Callable, Mapping
 from torch import nn
 
 from dctps.base.registry import lookup
-from dctps.core.alphas import ALPHAS, PAPER, Rule
+from dctps.core.alphas import ALPHAS, PAPER, Leverage, Rule, ScaledLayer
 from dctps.core.offsets import Offset
+from dctps.nn.tracing import normalised_layers
 
-AlphaLike = float | str | Mapping[str, float] | Callable[[str, Offset], float]
+AlphaLike = float | str | Leverage | Mapping[str, float] | Callable[[str, Offset], float]
 
 
-def choose_alphas(alpha: AlphaLike, model: nn.Module, offsets: Mapping[str, Offset]) -> dict[str, float]:
+def choose_alphas(
+    alpha: AlphaLike, model: nn.Module, offsets: Mapping[str, Offset], counts: Mapping[str, int] | None = None
+) -> dict[str, float]:
     """Return the initial alpha of each layer of `offsets`; raise ValueError if `alpha` is none of the kinds above.
+
+    counts: the number of values of each layer.
 
     >>> from dctps.core.offsets import TransformOffset
     >>> offset = TransformOffset("dct").bind((64, 16))
@@ -33,12 +38,23 @@ def choose_alphas(alpha: AlphaLike, model: nn.Module, offsets: Mapping[str, Offs
     """
     if isinstance(alpha, Mapping):
         return _by_pattern(alpha, model, offsets)
-    if callable(alpha):
+    if callable(alpha) and not isinstance(alpha, Leverage):
         return {name: _number(alpha(name, offset), name) for name, offset in offsets.items()}
-    rule = lookup(ALPHAS, alpha if isinstance(alpha, str) else PAPER, "alpha")
-    factor = 1.0 if isinstance(alpha, str) else _number(alpha)
-    norms = stated_norms(model)
-    return {name: factor * _apply(rule, name, offset, norms.get(name)) for name, offset in offsets.items()}
+    named = lookup(ALPHAS, alpha if isinstance(alpha, str) else PAPER, "alpha")
+    rule = alpha if isinstance(alpha, Leverage) else named
+    factor = 1.0 if isinstance(alpha, str | Leverage) else _number(alpha)
+    facts = _facts(model, offsets, counts or {})
+    return {name: factor * _apply(rule, name, layer) for name, layer in facts.items()}
+
+
+def _facts(model: nn.Module, offsets: Mapping[str, Offset], counts: Mapping[str, int]) -> dict[str, ScaledLayer]:
+    """Return what a rule may look at, for each layer of `offsets`."""
+    norms, normalised = stated_norms(model), normalised_layers(model)
+    layers = dict(model.named_modules())
+    return {
+        name: ScaledLayer(offset, norms.get(name), counts.get(name, 0), layers.get(name) in normalised)
+        for name, offset in offsets.items()
+    }
 
 
 def stated_norms(model: nn.Module) -> dict[str, float]:
@@ -81,14 +97,14 @@ def _number(alpha: object, name: str | None = None) -> float:
         ) from None
 
 
-def _apply(rule: Rule, name: str, offset: Offset, norm: float | None) -> float:
+def _apply(rule: Rule, name: str, layer: ScaledLayer) -> float:
     """Return the alpha that a rule gives to one layer."""
-    if norm is not None and not 0 <= norm < math.inf:
+    if layer.norm is not None and not 0 <= layer.norm < math.inf:
         raise ValueError(
-            f"layer {name!r}: the network states an initial norm of {norm}; a norm is finite and at least 0"
+            f"layer {name!r}: the network states an initial norm of {layer.norm}; a norm is finite and at least 0"
         )
     try:
-        return rule(offset, norm)
+        return rule(layer)
     except ZeroDivisionError:
         raise ValueError(
             f"layer {name!r}: its offset is zero, no alpha can give it a norm; give alpha as a number"

@@ -85,7 +85,8 @@ def sparsify(
         _check_supports(supports, shapes)
     offsets = {name: _bind_offset(name, offset, shapes[name]) for name in supports}
     replaced = {name: layers[name] for name, bound in offsets.items() if bound is not None}
-    alphas = choose_alphas(alpha, model, {name: bound for name, bound in offsets.items() if bound is not None})
+    counts = {name: support.nnz for name, support in supports.items()}
+    alphas = choose_alphas(alpha, model, {name: bound for name, bound in offsets.items() if bound is not None}, counts)
     target = torch.device(device or "cpu")
     new = {}
     for name, support in supports.items():

@@ -12,7 +12,6 @@ The trace is never run. It decides only which layers may leave their output pend
 way, the output is computed where it is used.
 """
 
-import copy
 import fnmatch
 import operator
 from collections.abc import Iterable
@@ -25,6 +24,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from dctps.nn.dps_layer import DpsLayer
 from dctps.nn.fused_norm import ACTIVATIONS, ADDITIONS, ADDITIONS_IN_PLACE, FUSED, FusedBatchNorm
 from dctps.nn.layers import DpsConv
+from dctps.nn.tracing import Tracer, only_user, twin
 from dctps.ops import native
 
 
@@ -128,15 +128,6 @@ def why_slow() -> str | None:
 # --- what follows a layer --------------------------------------------------------------------------------------------
 
 
-class _Tracer(torch.fx.Tracer):
-    """A tracer that enters no layer of the module that it traces, and computes with no buffer."""
-
-    proxy_buffer_attributes = True
-
-    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return True
-
-
 class _Call(NamedTuple):
     """A call of a fused BatchNorm layer, or of the convolution before it, in the forward code of a module.
 
@@ -166,20 +157,11 @@ def _trace(owner: nn.Module) -> list[tuple[nn.Module, _Call]]:
         return []
     layers = dict(owner.named_modules())
     try:
-        graphs = [_Tracer().trace(_twin(owner, training)) for training in (True, False)]
+        graphs = [Tracer().trace(twin(owner, training)) for training in (True, False)]
     except Exception:  # forward code that depends on its input; its layers are fused with nothing
         return [(layer, _Call("", False)) for layer in owner.children() if isinstance(layer, _MARKED)]
     nodes = [node for graph in graphs for node in graph.nodes if node.op == "call_module"]
     return [(layers[node.target], _call(node, layers)) for node in nodes if isinstance(layers[node.target], _MARKED)]
-
-
-def _twin(owner: nn.Module, training: bool) -> nn.Module:
-    """Return a copy of a module without its layers: what the forward code sets is set there."""
-    twin = copy.copy(owner)
-    for kind in ("_modules", "_buffers", "_parameters"):
-        twin.__dict__[kind] = dict(owner.__dict__[kind])
-    twin.training = training
-    return twin
 
 
 def _call(node: torch.fx.Node, layers: dict[str, nn.Module]) -> _Call:
@@ -187,7 +169,7 @@ def _call(node: torch.fx.Node, layers: dict[str, nn.Module]) -> _Call:
     if isinstance(layers[str(node.target)], FusedBatchNorm):
         followed_by, path = _follower(node, layers)
         return _Call(followed_by, _is_sheltered([node, *path], layers))
-    norm = _only_user(node)
+    norm = only_user(node)
     if norm is None or norm.op != "call_module" or not isinstance(layers[str(norm.target)], FusedBatchNorm):
         return _Call("", False)
     return _Call("", _is_sheltered([node, norm, *_follower(norm, layers)[1]], layers))
@@ -232,22 +214,16 @@ def _follower(node: torch.fx.Node, layers: dict[str, nn.Module]) -> tuple[str, l
     """Return what is done with the output of a node, and by which nodes: an activation, an addition, both, or "" for
     anything else.
     """
-    user = _only_user(node)
+    user = only_user(node)
     if user is None:
         return "", []
     if (activation := _activation(user, layers)) is not None:
         return activation, [user]
     if not _adds(user, node):
         return "", []
-    after = _only_user(user)
+    after = only_user(user)
     activation = None if after is None else _activation(after, layers)
     return ("add", [user]) if after is None or activation is None else (f"add and {activation}", [user, after])
-
-
-def _only_user(node: torch.fx.Node) -> torch.fx.Node | None:
-    """Return the node that uses a node, if it is one only and uses it once."""
-    users = list(node.users)
-    return users[0] if len(users) == 1 and users[0].all_input_nodes.count(node) == 1 else None
 
 
 def _activation(node: torch.fx.Node, layers: dict[str, nn.Module]) -> str | None:

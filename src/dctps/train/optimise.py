@@ -20,15 +20,20 @@ SLOW = 0.1  # the fraction of the learning rate at which Fixup's biases and scal
 def parameter_groups(model: nn.Module, settings: Settings) -> list[dict[str, Any]]:
     """The parameters in groups by role, each with the `factor` of the learning rate at which it trains.
 
-    A layer says which parameter is its alpha, and a model says which are slow (`slow_parameters`).
+    A layer says which parameters are its alpha and its values, and a model says which are slow (`slow_parameters`).
     """
-    alphas = [m.alpha for m in model.modules() if isinstance(m, DpsLayer) and isinstance(m.alpha, nn.Parameter)]
+    layers = [m for m in model.modules() if isinstance(m, DpsLayer)]
+    alphas = [m.alpha for m in layers if isinstance(m.alpha, nn.Parameter)]
+    values = [] if settings.values_lr is None else [m.values for m in layers if m.values.requires_grad]
     ask = getattr(model.network if isinstance(model, Subspace) else model, "slow_parameters", None)
     slow: list[nn.Parameter] = ask() if callable(ask) else []
-    special = {id(p) for p in [*alphas, *slow]}
+    special = {id(p) for p in [*alphas, *values, *slow]}
     rest = [p for p in model.parameters() if id(p) not in special and p.requires_grad]
-    alpha_factor = 1.0 if settings.alpha_lr is None else settings.alpha_lr / settings.lr
-    roles = [("weights", rest, 1.0), ("alpha", alphas, alpha_factor), ("slow", slow, SLOW)]
+    alpha_factor, values_factor = (
+        (rate or settings.lr) / settings.lr for rate in (settings.alpha_lr, settings.values_lr)
+    )
+    roles = [("weights", rest, 1.0), ("alpha", alphas, alpha_factor), ("values", values, values_factor)]
+    roles += [("slow", slow, SLOW)]
     return [{"role": role, "params": params, "factor": factor} for role, params, factor in roles if params]
 
 

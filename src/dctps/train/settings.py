@@ -1,7 +1,8 @@
 """What a training run is: one frozen dataclass of plain values, in and out of JSON, and the id that follows from it.
 
-A run's id is a hash of the settings that differ from their defaults. A new setting therefore needs a default under
-which nothing changes, and a default may never be changed: both would give finished runs other names.
+A run's id is a hash of the settings that differ from the defaults with which ids began. A new setting therefore needs a
+default under which nothing changes. Where a default has changed since, `FIRST_DEFAULTS` has the first one, so that
+finished runs keep their names.
 """
 
 import dataclasses
@@ -37,9 +38,9 @@ class Settings:
 
     density: float | None = None
     """Fraction of the weights that train. None trains the dense network."""
-    offset: Offset = "dct"
-    """Offset D of the sparse layers: dct, dct_signed, dst, hartley, hadamard, srht, transform/order/signs/rows/seed,
-    or none for classical pruning, without an offset."""
+    offset: Offset = "dct_signed"
+    """Offset D of the sparse layers: dct (published), dct_signed, dst, hartley, hadamard, srht, rotation,
+    transform/order/signs/rows/seed, or none for classical pruning, without an offset."""
     allocation: str = "epl"
     """Rule that says how many weights each layer gets when they are drawn at random:
     uniform, epl, epf, erk, er, sqrt, epf_strict, uniform_paper, epl_paper, epf_paper, erk_paper, epl_paper_rigl,
@@ -73,10 +74,14 @@ class Settings:
     The density gives the dimension of the subspace."""
     norm_density: float | None = None
     """Fraction of the channels of BatchNorm whose scale and shift train. None trains all of them."""
-    alpha: float | str = 1.0
-    """Initial scale alpha of the offset: a number, or one of the rules paper, exact and preserve."""
+    alpha: float | str = "leverage"
+    """Initial scale alpha of the offset: a number (published: 1), or one of the rules paper, exact, preserve and
+    leverage."""
     train_alpha: bool = True
     """Train alpha together with the weights."""
+    frozen: Literal["values", "norms"] | None = None
+    """Parameters that stay as they are, to see what the others learn without them: the values of S in every layer but
+    the last, or the scales and shifts of BatchNorm. None freezes nothing."""
     backend: str = "auto"
     """How sparse layers compute: auto (the fastest of the others on this machine), dense, torch or native."""
 
@@ -86,6 +91,8 @@ class Settings:
     """Learning rate at the first epoch."""
     alpha_lr: float | None = None
     """Learning rate of the alphas. None takes the learning rate of the other parameters."""
+    values_lr: float | None = None
+    """Learning rate of the values of S. None takes the learning rate of the other parameters."""
     momentum: float = 0.9
     """Momentum of the optimiser sgd."""
     weight_decay: float = 5e-4
@@ -149,15 +156,39 @@ class Runtime:
 
 
 def non_defaults(settings: Settings) -> dict[str, Any]:
-    """The settings that differ from their defaults, as JSON has them (tuples are lists)."""
-    pairs = ((field.name, getattr(settings, field.name), field.default) for field in dataclasses.fields(settings))
-    return {n: list(v) if isinstance(v, tuple) else v for n, v, default in pairs if v != default}
+    """The settings that differ from their defaults, as JSON has them."""
+    defaults = {field.name: field.default for field in dataclasses.fields(settings)}
+    return {name: value for name, value in _as_json(settings).items() if getattr(settings, name) != defaults[name]}
+
+
+def _as_json(settings: Settings) -> dict[str, Any]:
+    """All settings, with lists in place of tuples."""
+    return {name: list(v) if isinstance(v, tuple) else v for name, v in vars(settings).items()}
+
+
+FIRST_DEFAULTS: dict[str, Any] = {"offset": "dct", "alpha": 1.0}  # of the settings whose defaults have changed
 
 
 def run_id(settings: Settings) -> str:
     """Twelve hexadecimal digits: the same settings have the same id, on every platform and for ever."""
-    text = json.dumps(non_defaults(settings), sort_keys=True, separators=(",", ":"))
+    text = json.dumps(_identity(settings), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _identity(settings: Settings) -> dict[str, Any]:
+    """The settings that differ from the first defaults; those at a later default that have no effect are left out."""
+    first = {field.name: FIRST_DEFAULTS.get(field.name, field.default) for field in dataclasses.fields(settings)}
+    changed = set(non_defaults(settings))
+    named = {name for name, value in first.items() if getattr(settings, name) != value}
+    named -= _without_effect(settings) - changed
+    return {name: value for name, value in _as_json(settings).items() if name in named}
+
+
+def _without_effect(settings: Settings) -> set[str]:
+    """The settings of D that mean nothing in a network without sparse layers, or in one without an offset."""
+    if settings.density is None or settings.projection is not None:
+        return {"offset", "alpha"}
+    return {"alpha"} if settings.offset is None else set()
 
 
 def to_json(settings: Settings) -> dict[str, Any]:
@@ -176,9 +207,10 @@ def from_json(content: Any) -> Settings:
     return Settings(**content)
 
 
-_SGD = Settings(optimizer="sgd", lr=0.1, schedule="multistep")
+PUBLISHED = Settings(offset="dct", alpha=1.0)  # the paper's main protocol
 PRESETS: dict[str, Settings] = {
-    "paper-adam": Settings(),
-    "paper-sgd": _SGD,  # the paper trains DCTpS at a learning rate of 0.03: say --lr 0.03
-    "paper-lenet": Settings(model="lenet", epochs=160, batch_size=64),
+    "paper-adam": PUBLISHED,
+    # the paper trains DCTpS at a learning rate of 0.03: say --lr 0.03
+    "paper-sgd": dataclasses.replace(PUBLISHED, optimizer="sgd", lr=0.1, schedule="multistep"),
+    "paper-lenet": dataclasses.replace(PUBLISHED, model="lenet", epochs=160, batch_size=64),
 }

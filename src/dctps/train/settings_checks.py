@@ -18,6 +18,7 @@ from dctps.base.registry import is_none, lookup
 POSITIVE = (
     "lr",
     "alpha_lr",
+    "values_lr",
     "epochs",
     "batch_size",
     "gamma",
@@ -117,8 +118,14 @@ def _check_methods(settings: Any) -> None:
     for name in ("method", "rewire", "projection"):
         if getattr(settings, name) is not None and settings.density is None:
             raise ValueError(f"{name} {getattr(settings, name)} needs a density")
+    if settings.frozen == "values" and (settings.density is None or settings.rewire is not None):
+        raise ValueError(
+            "frozen values are those of sparse layers that stay in place: give a density, leave rewire out"
+        )
     if settings.projection is not None and (settings.method is not None or settings.rewire is not None):
         raise ValueError("a projection has no sparse weights: leave method and rewire out")
+    if settings.projection is not None and settings.frozen is not None:
+        raise ValueError("a projection moves all parameters at a time: leave frozen out")
 
 
 def _check_lottery(settings: Any) -> None:

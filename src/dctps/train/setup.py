@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from dctps import data, models
 from dctps.base import user_code
@@ -88,8 +89,18 @@ def prepare(
             _move_weights(model, saved)
     if settings.norm_density is not None:
         sparsify_norms(model, settings.norm_density, seed=settings.seed)
+    _freeze(model, settings)
     layout = torch.channels_last if settings.channels_last else torch.contiguous_format
     return fuse(model.to(device).to(memory_format=layout)), cost  # type: ignore[call-overload]
+
+
+def _freeze(model: nn.Module, settings: Settings) -> None:
+    """Let the parameters that the settings freeze stay as they are."""
+    layers = [m for m in model.modules() if isinstance(m, DpsLayer)]
+    norms = [p for m in model.modules() if isinstance(m, _BatchNorm) for p in m.parameters()]
+    frozen = {"values": [layer.values for layer in layers[:-1]], "norms": norms, None: []}[settings.frozen]
+    for parameter in frozen:
+        parameter.requires_grad_(False)
 
 
 def _sparsify(model: nn.Module, settings: Settings, supports: dict[str, Support] | None) -> None:

@@ -18,7 +18,8 @@ from dctps.analysis.figures.looks import (
 )
 from dctps.analysis.looks import GREY, LOOKS, Look
 from dctps.base.words import percent
-from dctps.experiments.paper import DENSE, EXPERIMENTS, Experiment
+from dctps.experiments.catalogue import EXPERIMENTS, Experiment
+from dctps.experiments.paper import DENSE
 from dctps.experiments.summary import Point, chance, points
 from dctps.experiments.tasks.training import TrainingRow
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from dctps.base.words import percent
-from dctps.experiments.paper import Experiment
+from dctps.experiments.catalogue import Experiment
 from dctps.experiments.status import COLLAPSED, DONE, FAILED
 from dctps.experiments.tasks.task import SheetRow
 from dctps.experiments.titles import data_title, network_title

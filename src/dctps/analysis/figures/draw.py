@@ -13,7 +13,7 @@ from dctps.analysis.figures.spectra import spectra_figure
 from dctps.analysis.figures.table1 import table1
 from dctps.analysis.figures.tables import Table, params_table
 from dctps.base.registry import lookup
-from dctps.experiments.paper import EXPERIMENTS
+from dctps.experiments.catalogue import EXPERIMENTS
 from dctps.experiments.sheet import read_sheet
 from dctps.experiments.tasks.task import SheetRow
 from dctps.experiments.tasks.training import EpochRow

@@ -11,7 +11,8 @@ from typing import Any
 
 from dctps.analysis.figures.style import MOST_LINES
 from dctps.analysis.looks import PRESERVE
-from dctps.experiments.paper import DENSE, OFFSET_LINES, OURS, PRESERVED, PRUNING, RANDOM, RULES
+from dctps.experiments.beyond import OFFSET_LINES, PRESERVED
+from dctps.experiments.paper import DENSE, OURS, PRUNING, RANDOM, RULES
 
 PUBLISHED = "DCT as published"
 GROUPS: dict[str, dict[str, Sequence[str]]] = {  # experiment -> title of the part -> its lines

@@ -13,7 +13,7 @@ from dctps.analysis.figures import captions, layout, style
 from dctps.analysis.figures.looks import density_colours, density_handles
 from dctps.analysis.looks import GREY
 from dctps.base.words import percent
-from dctps.experiments.paper import EXPERIMENTS
+from dctps.experiments.catalogue import EXPERIMENTS
 from dctps.experiments.status import COLLAPSED, DONE
 from dctps.experiments.summary import mean_curves
 from dctps.experiments.tasks.counts import LayerRow

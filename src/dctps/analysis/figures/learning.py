@@ -11,7 +11,7 @@ from dctps.analysis.figures.groups import Part, parts
 from dctps.analysis.figures.looks import assign_looks, chance_line, legend_handles, line_options
 from dctps.analysis.looks import Look
 from dctps.base.words import percent
-from dctps.experiments.paper import EXPERIMENTS
+from dctps.experiments.catalogue import EXPERIMENTS
 from dctps.experiments.summary import chance, means_by_key
 from dctps.experiments.tasks.training import EpochRow
 

@@ -11,7 +11,7 @@ from typing import Any
 from dctps.analysis.figures import captions, layout, style
 from dctps.analysis.figures.looks import density_colours, density_handles
 from dctps.base.words import percent
-from dctps.experiments.paper import EXPERIMENTS
+from dctps.experiments.catalogue import EXPERIMENTS
 from dctps.experiments.status import COLLAPSED, DONE
 from dctps.experiments.summary import mean_curves
 from dctps.experiments.tasks.jacobian import SingularValueRow

@@ -7,7 +7,8 @@ from dctps.analysis.figures import captions
 from dctps.analysis.figures.network_costs import Amounts, LayerShape, device_bytes, layers_of, multiply_adds
 from dctps.analysis.figures.tables import Table, markdown
 from dctps.base.words import percent
-from dctps.experiments.paper import DENSE, EXPERIMENTS
+from dctps.experiments.catalogue import EXPERIMENTS
+from dctps.experiments.paper import DENSE
 from dctps.experiments.summary import Point, over_seeds, points
 from dctps.experiments.tasks.training import TrainingRow
 

@@ -8,6 +8,7 @@ from dctps.core.transforms.cosine import Dct
 from dctps.core.transforms.forms import Form, Spectrum, Walsh, Waves
 from dctps.core.transforms.hadamard import Hadamard
 from dctps.core.transforms.hartley import Hartley
+from dctps.core.transforms.rotation import Rotation
 from dctps.core.transforms.sine import Dst
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "Hadamard",
     "Hartley",
     "HasForm",
+    "Rotation",
     "Separable",
     "Spectrum",
     "Transform",
@@ -31,4 +33,5 @@ TRANSFORMS: dict[str, Transform] = {
     "dst": Dst(),
     "hartley": Hartley(),
     "hadamard": Hadamard(),
+    "rotation": Rotation(),
 }
