@@ -39,7 +39,7 @@ def test_apply_adjoint_and_factors_agree_with_the_matrix(recipe, shape):
         left, right = offset.factors()
         assert_close(torch.einsum("rkc,rkt->kct", left, right).flatten(1), full)
     else:
-        with pytest.raises(ValueError, match="not separable|no addition theorem"):
+        with pytest.raises(ValueError, match=r"not separable|no addition theorem"):
             offset.factors()
 
 

@@ -11,8 +11,9 @@ A network may state a norm v that the filters of a layer should have. Let r be t
 `preserve` does what He et al. (2015) do for Gaussian weights: their filters have the mean squared norm
 fan_in * 2 / fan_in = 2.
 
-`leverage` is for layers whose output a BatchNorm (or another normalisation) rescales. There the length of a filter
-w = alpha d + s means nothing, and its direction everything. So alpha sets how far S can turn a filter. The gradient of
+`leverage` is for layers whose output a BatchNorm (or another normalisation) rescales, and for the classifier behind
+such layers. There the length of a filter w = alpha d + s means nothing (in the classifier: little, because BatchNorm
+scales its input), and its direction everything. So alpha sets how far S can turn a filter. The gradient of
 such a filter is orthogonal to it, because a change along the filter changes nothing. Steps of the optimiser therefore
 add up like the sides of right angles: Adam moves each of the k values of a filter by about the learning rate lr, so
 after T steps
@@ -47,7 +48,7 @@ class ScaledLayer(NamedTuple):
     offset: Offset
     norm: float | None = None  # the norm of a filter that the network states
     nnz: int = 0  # the number of values in S
-    is_normalised: bool = False  # whether a normalisation rescales the output of the layer
+    is_rescaled: bool = False  # whether the network sets the scale of the output elsewhere, as by a BatchNorm
 
 
 Rule = Callable[[ScaledLayer], float]  # returns the alpha of a layer
@@ -98,7 +99,7 @@ def _preserve(layer: ScaledLayer) -> float:
 class Leverage:
     """The rule `leverage` for a training of `steps` steps of Adam at the learning rate `lr` (top of this file).
 
-    Where no normalisation follows, alpha also sets the size of the signal, and stays what `paper` says.
+    Where the network does not set the scale elsewhere, alpha sets the size of the signal, and stays what `paper` says.
     """
 
     lr: float = 1e-3
@@ -114,7 +115,7 @@ class Leverage:
         return PERSISTENCE * self.lr * math.sqrt(self.steps)
 
     def __call__(self, layer: ScaledLayer) -> float:
-        if not layer.is_normalised or layer.norm is not None:
+        if not layer.is_rescaled or layer.norm is not None:
             return _paper(layer)
         per_filter = max(1.0, layer.nnz / layer.offset.shape[0])  # a filter without a value is turned by no alpha
         return self.reach * math.sqrt(per_filter) / mean_norm(layer.offset)

@@ -71,10 +71,52 @@ def longer(scale: Scale) -> Cells:
         yield Cell(configured(LENET, method, density=0.01, seed=seed), TRAIN, panel(LENET), method)
 
 
+# --- the scale of D ---------------------------------------------------------------------------------------------------
+
+LEVERAGE, FROZEN_S, FROZEN_NORMS = "leverage", "S frozen", "BatchNorm frozen"
+_SIGNED_LEVERAGE: Changes = {"offset": "dct_signed", "alpha": "leverage"}
+SCALE_LINES: dict[str, Changes] = {
+    PUBLISHED: {"offset": "dct"},
+    f"{PUBLISHED}, {LEVERAGE}": {"offset": "dct", "alpha": "leverage"},
+    SIGNED: {"offset": "dct_signed"},
+    f"{SIGNED}, alpha 0.3": {"offset": "dct_signed", "alpha": 0.3},
+    f"{SIGNED}, alpha 0.1": {"offset": "dct_signed", "alpha": 0.1},
+    f"{SIGNED}, alpha 0.03": {"offset": "dct_signed", "alpha": 0.03},
+    f"{SIGNED}, {LEVERAGE}": _SIGNED_LEVERAGE,
+    f"{SIGNED}, {LEVERAGE}, alpha fixed": {**_SIGNED_LEVERAGE, "train_alpha": False},
+    f"Hadamard, channel order, signs, {LEVERAGE}": {"offset": "hadamard/channel/channel/lowest/0", "alpha": "leverage"},
+    # controls
+    f"{PUBLISHED}, {FROZEN_S}": {"offset": "dct", "frozen": "values"},
+    f"{SIGNED}, {LEVERAGE}, {FROZEN_S}": {**_SIGNED_LEVERAGE, "frozen": "values"},
+    f"{SIGNED}, {LEVERAGE}, {FROZEN_NORMS}": {**_SIGNED_LEVERAGE, "frozen": "norms"},
+    f"random rotation, {LEVERAGE}": {"offset": "rotation", "alpha": "leverage"},
+    "no offset": {"offset": None},
+}
+# without BatchNorm leverage changes nothing; the values may have a learning rate of their own
+UNNORMALISED_LINES: dict[str, Changes] = {
+    PUBLISHED: {"offset": "dct"},
+    SIGNED: {"offset": "dct_signed"},
+    f"{SIGNED}, values 3 times as fast": {"offset": "dct_signed", "values_lr": 3e-3},
+    f"{SIGNED}, values 10 times as fast": {"offset": "dct_signed", "values_lr": 1e-2},
+    "random rotation": {"offset": "rotation"},
+    "no offset": {"offset": None},
+}
+
+
+def scale_of_d(scale: Scale) -> Cells:
+    yield from lines_of(NARROW, SCALE_LINES, (0.01, 0.001, 0.0002), scale)
+    yield from lines_of(LENET, UNNORMALISED_LINES, (0.01, 0.005), scale)
+
+
+def scale_longer(scale: Scale) -> Cells:
+    """Yield ten times longer trainings, to see how much of the distance stays."""
+    lines = {line: SCALE_LINES[line] for line in (PUBLISHED, SIGNED, f"{SIGNED}, {LEVERAGE}")}
+    yield from lines_of(NARROW, lines, (0.001,), scale)
+
+
 # --- whole trainings --------------------------------------------------------------------------------------------------
 
 DEFAULT = "DCTpS, signs and leverage"  # what `sparsify` does when it is asked for nothing else
-DEFAULT_CHANGES: Changes = {"offset": "dct_signed", "alpha": "leverage"}
 REPEATED = ("DCTpS", "DCTpS + RigL", DEFAULT)  # the lines that have more than one seed
 WHOLE = ("Random (EPL)", "FORCE", "SynFlow", "RigL", *REPEATED, f"{DEFAULT} + RigL")
 
@@ -93,7 +135,7 @@ def _settings_of(base: Settings, line: str, density: float, seed: int) -> Settin
     if line in PAPER_METHODS:
         return configured(base, line, density=density, seed=seed)
     rewire = "rigl" if line.endswith("RigL") else None
-    return varied(base, density=density, seed=seed, rewire=rewire, **EPL, **DEFAULT_CHANGES)
+    return varied(base, density=density, seed=seed, rewire=rewire, **EPL, **_SIGNED_LEVERAGE)
 
 
 def vgg19(scale: Scale) -> Cells:

@@ -54,6 +54,8 @@ _LONGER_LAPTOP = dataclasses.replace(
     per_model={"lenet": {"epochs": 60, "images": None}, "resnet18": {"epochs": 40}},
     seed_count=1,
 )
+_SCALE_LAPTOP = dataclasses.replace(_OFFSETS_LAPTOP, kept_densities=None)
+_SCALE_LONGER = dataclasses.replace(_SCALE_LAPTOP, per_model={"resnet18": {"width": 16, "epochs": 100}})
 _WHOLE_LAPTOP = dataclasses.replace(  # all images, and a learning rate that ends at zero
     LAPTOP,
     changes={"epochs": 15, "schedule": "cosine", "channels_last": True, "method_steps": 20},
@@ -89,6 +91,18 @@ EXPERIMENTS: dict[str, Experiment] = {
     "synflow-counts": Experiment("Weights per layer, SynFlow", "Figure C.1", paper.synflow_counts, "counts", PAPER),
     "offsets": Experiment("Other offsets", BEYOND, beyond.offsets, "accuracy", _OFFSETS_LAPTOP, learning=True),
     "longer": Experiment("Trained longer", BEYOND, beyond.longer, "accuracy", _LONGER_LAPTOP, learning=True),
+    "scale": Experiment(
+        "The scale of D", BEYOND, beyond.scale_of_d, "accuracy", _SCALE_LAPTOP, _ONE_DENSITY, learning=True
+    ),
+    "scale-longer": Experiment(
+        "The scale of D, trained longer",
+        BEYOND,
+        beyond.scale_longer,
+        "accuracy",
+        _SCALE_LONGER,
+        _ONE_DENSITY,
+        learning=True,
+    ),
     "vgg19": Experiment(
         "VGG19, whole trainings", BEYOND, beyond.vgg19, "accuracy", _WHOLE_LAPTOP, _ONE_DENSITY, learning=True
     ),

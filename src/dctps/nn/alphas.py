@@ -19,7 +19,7 @@ from torch import nn
 from dctps.base.registry import lookup
 from dctps.core.alphas import ALPHAS, PAPER, Leverage, Rule, ScaledLayer
 from dctps.core.offsets import Offset
-from dctps.nn.tracing import normalised_layers
+from dctps.nn.tracing import rescaled_layers
 
 AlphaLike = float | str | Leverage | Mapping[str, float] | Callable[[str, Offset], float]
 
@@ -49,10 +49,10 @@ def choose_alphas(
 
 def _facts(model: nn.Module, offsets: Mapping[str, Offset], counts: Mapping[str, int]) -> dict[str, ScaledLayer]:
     """Return what a rule may look at, for each layer of `offsets`."""
-    norms, normalised = stated_norms(model), normalised_layers(model)
+    norms, rescaled = stated_norms(model), rescaled_layers(model)
     layers = dict(model.named_modules())
     return {
-        name: ScaledLayer(offset, norms.get(name), counts.get(name, 0), layers.get(name) in normalised)
+        name: ScaledLayer(offset, norms.get(name), counts.get(name, 0), layers.get(name) in rescaled)
         for name, offset in offsets.items()
     }
 

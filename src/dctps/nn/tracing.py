@@ -38,28 +38,38 @@ def only_user(node: torch.fx.Node) -> torch.fx.Node | None:
     return users[0] if len(users) == 1 and users[0].all_input_nodes.count(node) == 1 else None
 
 
-def normalised_layers(model: nn.Module) -> set[nn.Module]:
-    """Return the layers whose output goes into a normalisation and nowhere else, in every call that can be traced."""
-    behind: dict[nn.Module, list[bool]] = {}
+def rescaled_layers(model: nn.Module) -> set[nn.Module]:
+    """Return the layers whose scale the network sets elsewhere, in every call that can be traced.
+
+    These are the layers whose output goes into a normalisation and nowhere else. If there is any, the layer that gives
+    the output of the whole network is one, too: the scales of the normalisations before it set the size of its output.
+    """
+    found: dict[nn.Module, list[str]] = {}
     for owner in model.modules():
-        for layer, is_normalised in _calls(owner):
-            behind.setdefault(layer, []).append(is_normalised)
-    return {layer for layer, found in behind.items() if all(found)}
+        for layer, user in _uses(owner):
+            found.setdefault(layer, []).append(user if user != "output" or owner is model else "")
+    normalised = {layer for layer, users in found.items() if set(users) == {"norm"}}
+    last = {layer for layer, users in found.items() if users == ["output"]}
+    return normalised | last if normalised else set()
 
 
-def _calls(owner: nn.Module) -> Iterator[tuple[nn.Module, bool]]:
-    """Yield the calls of layers in the forward code of a module, and whether a normalisation takes the output."""
-    if not any(isinstance(child, NORMALISATIONS) for child in owner.children()):
-        yield from ((child, False) for child in owner.children())
-        return
+def _uses(owner: nn.Module) -> Iterator[tuple[nn.Module, str]]:
+    """Yield the layers that the forward code of a module calls, and what takes the output: "norm", "output" or ""."""
     layers = dict(owner.named_modules())
     try:
         graph = Tracer().trace(twin(owner, training=True))
     except Exception:  # forward code that depends on its input
-        yield from ((child, False) for child in owner.children())
+        yield from ((child, "") for child in owner.children())
         return
     for node in graph.nodes:
         if node.op == "call_module":
-            user = only_user(node)
-            is_layer = user is not None and user.op == "call_module"
-            yield layers[str(node.target)], is_layer and isinstance(layers[str(user.target)], NORMALISATIONS)  # type: ignore[union-attr]
+            yield layers[str(node.target)], _kind(only_user(node), layers)
+
+
+def _kind(user: torch.fx.Node | None, layers: dict[str, nn.Module]) -> str:
+    """Return what a node is that uses the output of a layer."""
+    if user is None or user.op not in ("call_module", "output"):
+        return ""
+    if user.op == "output":
+        return "output" if len(user.all_input_nodes) == 1 else ""
+    return "norm" if isinstance(layers[str(user.target)], NORMALISATIONS) else ""
