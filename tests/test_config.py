@@ -1,6 +1,7 @@
 """Settings: ids that never change, JSON in and out, flags, learning rates and roles."""
 
 import dataclasses
+import hashlib
 import json
 import math
 
@@ -19,6 +20,25 @@ def test_ids_are_pinned():
     assert run_id(Settings()) == "44136fa355b3"
     assert run_id(PRESETS["paper-lenet"]) == "b9076772db1a"
     assert run_id(Settings(model="vgg19", density=1e-3, milestones=(1, 2), seed=3, offset=None)) == "8aadc7dd7f3b"
+
+
+def test_ids_outlive_a_change_of_defaults():
+    published = {"offset": "dct", "alpha": 1.0}  # the first defaults
+    assert run_id(Settings(density=0.01, **published)) == hashed({"density": 0.01})
+    assert run_id(Settings(density=0.01)) == hashed({"density": 0.01, "offset": "dct_signed", "alpha": "leverage"})
+    # where there is no offset, its later default changes nothing
+    assert run_id(Settings(density=0.01, offset=None)) == hashed({"density": 0.01, "offset": None})
+    projection = {"density": 0.01, "projection": "sparse"}
+    assert run_id(Settings(**projection)) == run_id(Settings(**projection, **published)) == hashed(projection)
+    assert run_id(Settings(seed=1)) == run_id(Settings(seed=1, **published)) == hashed({"seed": 1})
+    assert run_id(Settings(density=0.01, offset=None, alpha=0.5)) == hashed(
+        {"density": 0.01, "offset": None, "alpha": 0.5}
+    )
+
+
+def hashed(content: dict) -> str:
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def test_ids_are_of_what_differs():
@@ -50,6 +70,11 @@ def test_json_round_trip(settings):
         ({"weight_decay": float("nan")}, "setting weight_decay cannot be nan"),
         ({"lr": float("inf")}, "setting lr cannot be inf"),
         ({"alpha_lr": -1.0}, "alpha_lr must be positive"),
+        ({"values_lr": 0.0}, "values_lr must be positive"),
+        ({"frozen": "alphas"}, "unknown frozen 'alphas'; choose one of: values, norms"),
+        ({"frozen": "values"}, "frozen values are those of sparse layers that stay in place"),
+        ({"frozen": "values", "density": 0.1, "rewire": "rigl"}, "leave rewire out"),
+        ({"frozen": "norms", "density": 0.1, "projection": "sparse"}, "leave frozen out"),
         ({"width": -3}, "width must be positive"),
         ({"density": 2.0}, r"density must be in \(0, 1\]"),
         ({"seed": -1}, "must not be negative"),
@@ -98,6 +123,17 @@ def test_roles():
     rates = {group["role"]: group["lr"] for group in optimiser.param_groups}
     assert rates == pytest.approx({"weights": 5e-4, "alpha": 5e-3, "slow": 5e-5})
     assert {g["weight_decay"] for g in optimiser.param_groups} == {5e-4}
+
+
+def test_values_may_have_a_learning_rate_of_their_own():
+    net = dctps.sparsify(build("resnet18", width=4), 0.05)
+    net.conv1.values.requires_grad_(False)
+    groups = {group["role"]: group for group in parameter_groups(net, Settings(values_lr=1e-2))}
+    layers = [m for m in net.modules() if hasattr(m, "values")]
+    assert [id(p) for p in groups["values"]["params"]] == [id(layer.values) for layer in layers[1:]]
+    assert groups["values"]["factor"] == pytest.approx(10)
+    assert sum(len(group["params"]) for group in groups.values()) == len(list(net.parameters())) - 1
+    assert "values" not in {group["role"] for group in parameter_groups(net, Settings())}
 
 
 @pytest.mark.parametrize("name", OPTIMISERS)

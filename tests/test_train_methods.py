@@ -20,7 +20,7 @@ from dctps.train.settings import Settings, run_id
 from helpers.checkpoints import positions_in
 from helpers.marks import needs_digits
 from helpers.processes import torchrun
-from helpers.runs import PAIR, SMALL, assert_identical, metrics, runtime, state, train_in_two
+from helpers.runs import PAIR, SMALL, alone, assert_identical, metrics, runtime, state, train_in_two
 
 pytestmark = needs_digits
 
@@ -336,3 +336,17 @@ def test_settings_that_the_network_refuses(changes, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         fit(changed(SMALL, **changes), runtime(tmp_path))
     assert not any(tmp_path.glob("*/last.pt"))
+
+
+@pytest.mark.parametrize("frozen", ["values", "norms"])
+def test_frozen_parameters_stay_and_the_others_learn(frozen, tmp_path):
+    settings = Settings(model="resnet18", width=4, data="digits32", images=200, epochs=1, density=0.05, frozen=frozen)
+    trainer = alone(settings, tmp_path)
+    before = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+    trainer.train()
+    changed = {name for name, p in trainer.model.named_parameters() if not torch.equal(p, before[name])}
+    values = {name for name in before if name.endswith(".values")}
+    norms = {name for name in before if "bn" in name or "shortcut.1" in name}
+    stay = {"values": values - {"fc.values"}, "norms": norms}[frozen]
+    assert stay
+    assert changed == set(before) - stay

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from dctps.checkpoint.load import load
     from dctps.checkpoint.save import save
     from dctps.core.allocation import ALLOCATIONS, allocate
-    from dctps.core.alphas import ALPHAS
+    from dctps.core.alphas import ALPHAS, Leverage
     from dctps.core.offsets import OFFSETS, Offset, TransformOffset
     from dctps.core.support import Support
     from dctps.methods.density import set_density
@@ -51,6 +51,7 @@ __all__ = [
     "DpsConv2d",
     "DpsConv3d",
     "DpsLinear",
+    "Leverage",
     "Offset",
     "RigL",
     "Subspace",
@@ -79,6 +80,7 @@ __all__ = [
 PLACES = {
     "ALLOCATIONS": "dctps.core.allocation",
     "ALPHAS": "dctps.core.alphas",
+    "Leverage": "dctps.core.alphas",
     "DSR": "dctps.methods.rewiring.dsr",
     "METHODS": "dctps.methods.pruning",
     "OFFSETS": "dctps.core.offsets",

@@ -43,9 +43,9 @@ def sparsify(
     density: float | None = None,
     *,
     supports: Mapping[str, Support] | None = None,
-    offset: OffsetLike = "dct",
+    offset: OffsetLike = "dct_signed",
     allocation: str = "epl",
-    alpha: AlphaLike = 1.0,
+    alpha: AlphaLike = "leverage",
     train_alpha: bool = True,
     seed: int = 0,
     exclude: Exclude = (),
@@ -62,8 +62,11 @@ def sparsify(
     density: the fraction of all converted weights that trains.
     supports: the positions of the weights that train, by layer name, in place of a density; other layers stay dense.
     allocation: the rule that shares the weights out among the layers, one of `ALLOCATIONS`.
-    alpha: the initial scale of D: a number, the name of a rule in `ALPHAS`, numbers by layer name or pattern, or a
-        function. A number is a factor on 1, or on the scale that the network states, as Fixup does (`nn/alphas.py`).
+    offset: the matrix D, by a name in `OFFSETS`, a `TransformOffset`, or an offset of your own; None for none. The
+        paper has "dct" with alpha=1.
+    alpha: the initial scale of D: a number, the name of a rule in `ALPHAS`, a `Leverage`, numbers by layer name or
+        pattern, or a function. A number is a factor on 1, or on the scale that the network states, as Fixup does
+        (`nn/alphas.py`).
     seed: the seed of the supports. They follow from it alone: the default 0 gives the same supports in every call,
         whatever `torch.manual_seed` says.
     exclude: names (patterns such as "encoder.*") or types of layers that stay dense.
