@@ -78,6 +78,8 @@ def test_an_experiment_from_runs_to_picture(tmp_path, capsys):
     names = {path.name for path in out.iterdir()}
     assert {"epl-epf-counts-smoke.csv", "epl-epf-counts-smoke.png", "epl-epf-counts-smoke.pdf"} <= names
     assert main([*command, "--only-draw"]) == 0
+    places = ["--out", str(out), "--runs", str(tmp_path / "runs")]
+    assert main(["reproduce", "epl-epf-counts-smoke", "--only-draw", *places]) == 0  # as the files are named
 
 
 def test_the_list_says_what_is_done(tmp_path, capsys):

@@ -64,6 +64,10 @@ LOOKS: dict[str, Look] = {
     "Hadamard, signs, random rows": Look(TEXT, "x"),
     "Hadamard, position signs, random rows": Look(GREY, "star"),
     "no offset": Look(GREY, "hexagon", DOTTED),
+    "DCT as published, leverage": Look(SKY, "diamond"),
+    "DCT, channel order, signs, leverage": Look(RED, "square"),
+    "DCTpS, signs and leverage": Look(RED, "pentagon"),
+    "DCTpS, signs and leverage + RigL": Look(ORANGE, "diamond-tall"),
 }
 PRESERVE = ", preserve"  # ends the names of lines whose alphas preserve the variance
 

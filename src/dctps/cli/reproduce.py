@@ -1,7 +1,8 @@
 """`dctps reproduce NAME`: a table or figure of the paper, from its runs to the picture."""
 
 import dataclasses
-from collections.abc import Callable
+import typing
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from dctps.experiments.scales import Scale
 
 
+SCALES = Literal["paper", "laptop", "smoke"]
+
+
 @dataclasses.dataclass(frozen=True)
 class Arguments:
     """Reproduce a table or figure of the paper: execute the runs that are missing, then draw it.
@@ -28,8 +32,9 @@ class Arguments:
     name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[NAME]")] = ""
     """Name of the table or figure:
     params, table1, lenet, resnet50-vgg19, mobilenet-fixup, jacobian, layer-counts, tiny-imagenet, epl-epf-counts,
-    epl-epf, sgd, fixed-alpha, allocations, synflow-counts, offsets, longer. --list says more."""
-    scale: Literal["paper", "laptop", "smoke"] = "laptop"
+    epl-epf, sgd, fixed-alpha, allocations, synflow-counts, offsets, longer, scale, scale-longer, vgg19, vgg19-longer,
+    resnet18. --list says more. NAME-SCALE, as files are named, stands for both: vgg19-laptop."""
+    scale: SCALES = "laptop"
     """Size of the experiment: as in the paper, for an hour or two on two cores (laptop), or for a minute (smoke)."""
     list: bool = False
     """List all experiments with their runs, epochs, estimated hours on this machine, and how many runs are done.
@@ -63,6 +68,7 @@ def reproduce(arguments: list[str]) -> None:
     from dctps.analysis.figures.draw import TABLES
     from dctps.experiments.catalogue import EXPERIMENTS
 
+    given = _split_name(given, EXPERIMENTS)
     experiment = lookup(EXPERIMENTS, given.name, "experiment")
     if experiment.kind not in TABLES:
         require("matplotlib", "a figure")  # before the runs, not after them
@@ -76,6 +82,14 @@ def reproduce(arguments: list[str]) -> None:
         print(describe_outcome(outcome))
     _draw(given, scale, cells)
     exit_if_failed(outcome)
+
+
+def _split_name(given: Arguments, known: Collection[str]) -> Arguments:
+    """The arguments with NAME-SCALE, which is how files are named, taken apart."""
+    name, _, scale = given.name.rpartition("-")
+    if given.name in known or name not in known or scale not in typing.get_args(SCALES):
+        return given
+    return dataclasses.replace(given, name=name, scale=scale)  # type: ignore[arg-type]
 
 
 def _asked_cells(cells: list["Cell"], given: Arguments) -> list["Cell"]:

@@ -73,23 +73,24 @@ def longer(scale: Scale) -> Cells:
 
 # --- the scale of D ---------------------------------------------------------------------------------------------------
 
-LEVERAGE, FROZEN_S, FROZEN_NORMS = "leverage", "S frozen", "BatchNorm frozen"
-_SIGNED_LEVERAGE: Changes = {"offset": "dct_signed", "alpha": "leverage"}
-SCALE_LINES: dict[str, Changes] = {
+SIGNED_LEVERAGE = f"{SIGNED}, leverage"
+_LEVERAGE: Changes = {"offset": "dct_signed", "alpha": "leverage"}
+SCALES: dict[str, Changes] = {
     PUBLISHED: {"offset": "dct"},
-    f"{PUBLISHED}, {LEVERAGE}": {"offset": "dct", "alpha": "leverage"},
+    f"{PUBLISHED}, leverage": {"offset": "dct", "alpha": "leverage"},
     SIGNED: {"offset": "dct_signed"},
     f"{SIGNED}, alpha 0.3": {"offset": "dct_signed", "alpha": 0.3},
     f"{SIGNED}, alpha 0.1": {"offset": "dct_signed", "alpha": 0.1},
     f"{SIGNED}, alpha 0.03": {"offset": "dct_signed", "alpha": 0.03},
-    f"{SIGNED}, {LEVERAGE}": _SIGNED_LEVERAGE,
-    f"{SIGNED}, {LEVERAGE}, alpha fixed": {**_SIGNED_LEVERAGE, "train_alpha": False},
-    f"Hadamard, channel order, signs, {LEVERAGE}": {"offset": "hadamard/channel/channel/lowest/0", "alpha": "leverage"},
-    # controls
-    f"{PUBLISHED}, {FROZEN_S}": {"offset": "dct", "frozen": "values"},
-    f"{SIGNED}, {LEVERAGE}, {FROZEN_S}": {**_SIGNED_LEVERAGE, "frozen": "values"},
-    f"{SIGNED}, {LEVERAGE}, {FROZEN_NORMS}": {**_SIGNED_LEVERAGE, "frozen": "norms"},
-    f"random rotation, {LEVERAGE}": {"offset": "rotation", "alpha": "leverage"},
+    SIGNED_LEVERAGE: _LEVERAGE,
+    f"{SIGNED_LEVERAGE}, alpha fixed": {**_LEVERAGE, "train_alpha": False},
+}
+CONTROLS: dict[str, Changes] = {
+    f"{PUBLISHED}, S frozen": {"offset": "dct", "frozen": "values"},
+    f"{SIGNED_LEVERAGE}, S frozen": {**_LEVERAGE, "frozen": "values"},
+    f"{SIGNED_LEVERAGE}, BatchNorm frozen": {**_LEVERAGE, "frozen": "norms"},
+    "random rotation, leverage": {"offset": "rotation", "alpha": "leverage"},
+    "Hadamard, channel order, signs, leverage": {"offset": "hadamard/channel/channel/lowest/0", "alpha": "leverage"},
     "no offset": {"offset": None},
 }
 # without BatchNorm leverage changes nothing; the values may have a learning rate of their own
@@ -104,13 +105,13 @@ UNNORMALISED_LINES: dict[str, Changes] = {
 
 
 def scale_of_d(scale: Scale) -> Cells:
-    yield from lines_of(NARROW, SCALE_LINES, (0.01, 0.001, 0.0002), scale)
+    yield from lines_of(NARROW, {**SCALES, **CONTROLS}, (0.01, 0.001, 0.0002), scale)
     yield from lines_of(LENET, UNNORMALISED_LINES, (0.01, 0.005), scale)
 
 
 def scale_longer(scale: Scale) -> Cells:
     """Yield ten times longer trainings, to see how much of the distance stays."""
-    lines = {line: SCALE_LINES[line] for line in (PUBLISHED, SIGNED, f"{SIGNED}, {LEVERAGE}")}
+    lines = {line: SCALES[line] for line in (PUBLISHED, SIGNED, SIGNED_LEVERAGE)}
     yield from lines_of(NARROW, lines, (0.001,), scale)
 
 
@@ -135,7 +136,7 @@ def _settings_of(base: Settings, line: str, density: float, seed: int) -> Settin
     if line in PAPER_METHODS:
         return configured(base, line, density=density, seed=seed)
     rewire = "rigl" if line.endswith("RigL") else None
-    return varied(base, density=density, seed=seed, rewire=rewire, **EPL, **_SIGNED_LEVERAGE)
+    return varied(base, density=density, seed=seed, rewire=rewire, **EPL, **_LEVERAGE)
 
 
 def vgg19(scale: Scale) -> Cells:

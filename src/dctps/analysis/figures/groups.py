@@ -11,10 +11,9 @@ from typing import Any
 
 from dctps.analysis.figures.style import MOST_LINES
 from dctps.analysis.looks import PRESERVE
-from dctps.experiments.beyond import OFFSET_LINES, PRESERVED
+from dctps.experiments.beyond import CONTROLS, DEFAULT, OFFSET_LINES, PRESERVED, PUBLISHED, SCALES, SIGNED_LEVERAGE
 from dctps.experiments.paper import DENSE, OURS, PRUNING, RANDOM, RULES
 
-PUBLISHED = "DCT as published"
 GROUPS: dict[str, dict[str, Sequence[str]]] = {  # experiment -> title of the part -> its lines
     "resnet50-vgg19": {"fixed supports": (*RANDOM, *PRUNING, "DCTpS"), "rewired supports": OURS},
     "allocations": {
@@ -25,6 +24,11 @@ GROUPS: dict[str, dict[str, Sequence[str]]] = {  # experiment -> title of the pa
         "the DCT": [name for name in OFFSET_LINES if name.startswith("DCT")],
         "Hadamard, and no offset": [PUBLISHED, *(name for name in OFFSET_LINES if not name.startswith("DCT"))],
         "alphas that preserve the variance": [name + end for name in PRESERVED for end in ("", PRESERVE)],
+    },
+    "scale": {"scales of D": list(SCALES), "controls": [PUBLISHED, SIGNED_LEVERAGE, *CONTROLS]},
+    "vgg19": {
+        "fixed supports": ("Random (EPL)", *PRUNING, "DCTpS", DEFAULT),
+        "rewired supports": (*OURS, f"{DEFAULT} + RigL"),
     },
 }
 
