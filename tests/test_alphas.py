@@ -204,7 +204,7 @@ def test_preserve_overshoots_under_an_offset_without_signs():
 
     def without_signs(alpha):
         net = nn.Sequential(*[m for _ in range(12) for m in (nn.Linear(256, 256, bias=False), nn.ReLU())])
-        return growth(dctps.sparsify(net, 0.01, alpha=alpha), torch.randn(128, 256), start=2)
+        return growth(dctps.sparsify(net, 0.01, offset="dct", alpha=alpha), torch.randn(128, 256), start=2)
 
     assert without_signs("preserve") == pytest.approx(2, abs=0.1)
     assert without_signs(1.0) == pytest.approx(1, abs=0.05)
@@ -243,7 +243,11 @@ class Odd(nn.Sequential):
 @pytest.mark.parametrize(
     ("build_net", "options", "message"),
     [
-        (lambda: build("lenet"), {"alpha": "he"}, "unknown alpha 'he'; choose one of: paper, exact, preserve"),
+        (
+            lambda: build("lenet"),
+            {"alpha": "he"},
+            "unknown alpha 'he'; choose one of: paper, exact, preserve, leverage",
+        ),
         (lambda: build("lenet"), {"alpha": "he", "offset": None}, "unknown alpha 'he'"),
         (lambda: build("lenet"), {"alpha": None}, "alpha cannot be None; it is a number, or for all layers: one of"),
         (lambda: build("lenet"), {"alpha": {"conv9": 1.0}}, "alpha for 'conv9' matches no layer; there are: conv1"),

@@ -32,7 +32,7 @@ def test_sparse_layers_by_hand():
 def test_convolutions_count_what_their_way_performs():
     q = 9 * 128
     paper = 16 * (50 + round(q * math.log2(q)))
-    separable = count_ops(DpsConv2d(128, 128, 3, padding=1, nnz=50, backend="torch"), (128, 4, 4))
+    separable = count_ops(DpsConv2d(128, 128, 3, padding=1, nnz=50, offset="dct", backend="torch"), (128, 4, 4))
     assert separable.paper == paper
     assert 16 * 50 < separable.performed < separable.dense / 10
     patches = DpsConv2d(256, 1024, 3, padding=1, nnz=50, backend="torch", offset="dct/spatial/position/lowest/0")

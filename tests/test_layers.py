@@ -326,7 +326,7 @@ def test_a_user_s_own_offset(backend):
 
 def test_repr_tells_the_science():
     layer = DpsLinear(512, 10, nnz=118, bias=False)
-    assert repr(layer) == "DpsLinear(512 -> 10, bias=False, offset=dct, nnz=118, density=0.023, alpha=1)"
+    assert repr(layer) == "DpsLinear(512 -> 10, bias=False, offset=dct_signed, nnz=118, density=0.023, alpha=1)"
 
 
 @pytest.mark.parametrize(

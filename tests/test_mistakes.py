@@ -66,12 +66,15 @@ def told(capsys, *arguments: str) -> str:
         ("train --data cifar --model lenet", "or folder:PATH; the nearest are cifar10, cifar100"),
         (
             "train --offset fft",
-            "unknown offset 'fft'; choose one of: dct, dct_signed, dst, hartley, hadamard, srht, none",
+            "unknown offset 'fft'; choose one of: dct, dct_signed, dst, hartley, hadamard, srht, rotation, none",
         ),
         ("train --allocation elp", "unknown allocation 'elp'"),
         ("train --method snap --density 0.1", "unknown method 'snap'"),
         ("train --projection thin --density 0.1", "unknown projection 'thin'"),
-        ("train --alpha papper", "unknown alpha 'papper'; choose one of: paper, exact, preserve; the nearest is paper"),
+        (
+            "train --alpha papper",
+            "unknown alpha 'papper'; choose one of: paper, exact, preserve, leverage; the nearest is paper",
+        ),
         ("train --backend gpu", "unknown backend"),
         ("trian", "the nearest is train"),
         ("reproduce lenett", "; the nearest is lenet"),
@@ -246,10 +249,10 @@ def test_no_offset_has_one_meaning_in_flags_and_files(none, tmp_path):
     for name, text in (("config.toml", f'offset = "{none}"'), ("config.json", json.dumps({"offset": none}))):
         Path(name).write_text(text)
         assert _base(_parse(["--config", name], Settings()).start).offset is None
-    Path("grid.toml").write_text(f'[settings]\noffset = ["{none}", "dct"]\n')
+    Path("grid.toml").write_text(f'[settings]\noffset = ["{none}", "dct_signed"]\n')
     assert [(cell.settings.offset, cell.line) for cell in read_grid(Path("grid.toml"))] == [
         (None, "offset none"),
-        ("dct", ""),
+        ("dct_signed", ""),
     ]
     assert Layers(offset=none).offset == Scaling(offset=none).offset == "none"
     assert Steps(offsets=(none, "dct")).offsets == ("none", "dct")
@@ -264,7 +267,7 @@ def test_no_offset_is_measured():
 
 
 def test_none_is_among_the_offsets_of_the_error():
-    with pytest.raises(ValueError, match="srht, none, or say transform/order/signs/rows/seed"):
+    with pytest.raises(ValueError, match="srht, rotation, none, or say transform/order/signs/rows/seed"):
         dctps.DpsLinear(4, 3, density=0.5, offset="fft")
 
 

@@ -27,6 +27,7 @@ from dctps.cli.inspection import part_bytes
 from dctps.cli.report import report
 from dctps.core.allocation import ALLOCATIONS
 from dctps.core.offsets import OFFSETS
+from dctps.experiments.cells import varied
 from dctps.experiments.glossary import meanings
 from dctps.experiments.naming import method_name
 from dctps.experiments.paper import DENSE, FORCE_BATCHES, PAPER_METHODS, SGD, configured
@@ -34,7 +35,7 @@ from dctps.experiments.results import Broken, Results, Row, read
 from dctps.methods.pruning import METHODS
 from dctps.methods.rewiring import REWIRINGS
 from dctps.models import MODELS
-from dctps.train.settings import Settings, run_id
+from dctps.train.settings import PUBLISHED, Settings, run_id
 from helpers.pages import BASE, EVIL, sparse, task_result, training_failure, training_result, write_metrics, write_run
 
 
@@ -86,7 +87,7 @@ def without_plotly(monkeypatch):
 
 
 @pytest.mark.parametrize("name", PAPER_METHODS)
-@pytest.mark.parametrize("base", [Settings(), SGD, Settings(model="fixup_resnet20", data="cifar100")])
+@pytest.mark.parametrize("base", [PUBLISHED, SGD, varied(PUBLISHED, model="fixup_resnet20", data="cifar100")])
 def test_the_papers_methods_have_the_papers_names(name, base):
     changes = {} if name == DENSE else {"density": 0.01}
     assert method_name(configured(base, name, **changes)) == name
@@ -185,6 +186,7 @@ def test_the_page_explains_the_names_that_are_on_it(tmp_path, without_plotly):
 
 def test_every_setting_is_of_the_panel_or_of_the_method():
     of_method = {"offset", "allocation", "method", "rewire", "projection", "alpha", "train_alpha", "norm_density"}
+    of_method |= {"frozen", "values_lr"}
     carried = {"method_steps", "method_batches", "imp_round", "imp_rewind", "rewire_every", "rewire_until"}
     rest = {"drop_fraction", "alpha_lr", "density", "seed"}
     assert {field.name for field in dataclasses.fields(Settings)} == {*FIELDS, *of_method, *carried, *rest}

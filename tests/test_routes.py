@@ -14,7 +14,7 @@ from helpers.counting import Reference
 from helpers.tolerances import assert_close
 from helpers.transforms import Dct4, FastDct4, HalfDone, Rotation, ThreeTerms
 
-FOREIGN = {"dct4": Dct4(), "fast_dct4": FastDct4(), "three_terms": ThreeTerms(), "rotation": Rotation()}
+FOREIGN = {"dct4": Dct4(), "fast_dct4": FastDct4(), "three_terms": ThreeTerms(), "own_rotation": Rotation()}
 LAYERS = {
     "linear": lambda **o: (DpsLinear(60, 50, **o), (4, 60)),
     "small linear": lambda **o: (DpsLinear(12, 20, **o), (4, 12)),
@@ -92,7 +92,7 @@ def test_the_refusal_says_what_to_mend():
 
 def test_factors_of_a_transform_without_an_addition_theorem_are_refused():
     with pytest.raises(ValueError, match="no addition theorem"):
-        TransformOffset("rotation").bind((4, 3, 3)).factors()
+        TransformOffset("own_rotation").bind((4, 3, 3)).factors()
 
 
 def test_a_foreign_transform_goes_through_conversion_report_and_file(tmp_path):
@@ -118,7 +118,7 @@ def test_routes_of_the_native_backend_by_name():
     assert name("linear") == "pixels"
     assert name("1x1") == "line"
     assert name("1x1", last) == "pixels"
-    assert name("3x3") == "product"
+    assert name("3x3", offset="dct") == "product"
     assert name("3x3", offset="dct_signed") == "spectrum"
     assert name("3x3", offset="srht") == "hadamard"
     assert name("3x3", offset=None) == "sparse"
@@ -126,7 +126,7 @@ def test_routes_of_the_native_backend_by_name():
     assert name("grouped") == "filters"
     assert name("depthwise") == "filters"
     assert name("depthwise", last) == "depthwise"
-    assert name("1x1 strided", offset=TransformOffset("rotation")) == "sparse and torch transform"
+    assert name("1x1 strided", offset=TransformOffset("own_rotation")) == "sparse and torch transform"
 
 
 def test_an_offset_of_a_users_own_has_a_route_and_a_count():

@@ -3,9 +3,9 @@
 import dataclasses
 import json
 
-from dctps.train.settings import Settings, run_id, to_json
+from dctps.train.settings import PUBLISHED, run_id, to_json
 
-BASE = Settings(model="small_cnn", data="digits", epochs=3)
+BASE = dataclasses.replace(PUBLISHED, model="small_cnn", data="digits", epochs=3)
 PROVENANCE = {"commit": "abc", "versions": {}, "cpu": "", "threads": 1, "finished": ""}
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)><b>bold</b>&amp;"
 

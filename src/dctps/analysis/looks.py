@@ -64,8 +64,22 @@ LOOKS: dict[str, Look] = {
     "Hadamard, signs, random rows": Look(TEXT, "x"),
     "Hadamard, position signs, random rows": Look(GREY, "star"),
     "no offset": Look(GREY, "hexagon", DOTTED),
+    # the experiment on the scale of D: dotted and long dashed lines are controls and single alphas
     "DCT as published, leverage": Look(SKY, "diamond"),
     "DCT, channel order, signs, leverage": Look(RED, "square"),
+    "DCT, channel order, signs, leverage, alpha fixed": Look(RED, "square", DASH_DOT, filled=False),
+    "DCT, channel order, signs, alpha 0.3": Look(GREEN, "triangle-left", LONG_DASHED),
+    "DCT, channel order, signs, alpha 0.1": Look(ORANGE, "triangle-right", LONG_DASHED),
+    "DCT, channel order, signs, alpha 0.03": Look(GREY, "pentagon", LONG_DASHED),
+    "DCT as published, S frozen": Look(BLUE, "circle", DOTTED, filled=False),
+    "DCT, channel order, signs, leverage, S frozen": Look(RED, "x", DOTTED),
+    "DCT, channel order, signs, leverage, BatchNorm frozen": Look(RED, "star", LONG_DASHED),
+    "random rotation, leverage": Look(GREEN, "diamond-tall", DASH_DOT),
+    "random rotation": Look(ORANGE, "diamond", DASH_DOT, filled=False),
+    "Hadamard, channel order, signs, leverage": Look(TEXT, "cross"),
+    "DCT, channel order, signs, values 3 times as fast": Look(PURPLE, "triangle-up", DASH_DOT, filled=False),
+    "DCT, channel order, signs, values 10 times as fast": Look(PURPLE, "triangle-down", LONG_DASHED),
+    # whole trainings
     "DCTpS, signs and leverage": Look(RED, "pentagon"),
     "DCTpS, signs and leverage + RigL": Look(ORANGE, "diamond-tall"),
 }

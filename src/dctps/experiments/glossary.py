@@ -48,7 +48,10 @@ GLOSSARY = {
     "Hyperplane Projection": "All weights move in a random subspace; the density gives its dimension.",
     "alpha preserve": "The initial alpha keeps the variance of what passes through a layer.",
     "alpha exact": "The initial alpha gives filters the norm that the network states for them.",
+    "alpha leverage": "The initial alpha is such that S can turn the filters of D in the training.",
     "alpha fixed": "Alpha does not train.",
+    "S frozen": "The values of S stay zero in every layer but the last: a control.",
+    "BatchNorm frozen": "The scales and shifts of BatchNorm do not train: a control.",
     "BatchNorm": "Only this share of the channels of BatchNorm has a scale and a shift that train.",
 }
 

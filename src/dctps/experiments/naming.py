@@ -10,7 +10,7 @@ from dctps.experiments.paper import DENSE, PAPER_METHODS
 from dctps.experiments.titles import offset_title
 from dctps.methods.pruning import METHODS
 from dctps.methods.rewiring import REWIRINGS
-from dctps.train.settings import Settings
+from dctps.train.settings import PUBLISHED, Settings
 
 RULES = {
     "epl_paper": "EPL",
@@ -34,8 +34,10 @@ Core = tuple[str | None, ...]
 def method_name(settings: Settings) -> str:
     """Return the name of a method in `PAPER_METHODS`, or one made from its settings, with what a run has changed in it.
 
-    >>> method_name(Settings(density=0.01, allocation="epl_paper"))
+    >>> method_name(Settings(density=0.01, offset="dct", alpha=1.0, allocation="epl_paper"))
     'DCTpS'
+    >>> method_name(Settings(density=0.01))
+    'DpS: DCT, channel order, signs (exact EPL), alpha leverage'
     >>> method_name(Settings(density=0.01, offset=None, rewire="set", allocation="uniform"))
     'SET (uniform)'
     >>> method_name(Settings(density=0.01, offset="srht", alpha="preserve"))
@@ -53,7 +55,9 @@ def _core(settings: Settings) -> Core:
     return settings.offset, allocation, settings.method, settings.rewire, None
 
 
-_PAPER = {_core(varied(Settings(density=0.5), **changes)): n for n, changes in PAPER_METHODS.items() if n != DENSE}
+_PAPER = {
+    _core(varied(PUBLISHED, **{"density": 0.5, **changes})): n for n, changes in PAPER_METHODS.items() if n != DENSE
+}
 
 
 def _built(settings: Settings) -> str:
@@ -84,6 +88,8 @@ def _details(settings: Settings) -> list[str]:
             details.append(f"alpha {settings.alpha}")
         if not settings.train_alpha:
             details.append("alpha fixed")
+    if settings.frozen is not None:
+        details.append({"values": "S frozen", "norms": "BatchNorm frozen"}[settings.frozen])
     if settings.norm_density is not None:
         details.append(f"BatchNorm {percent(settings.norm_density)}")
     if settings.imp_round is not None:

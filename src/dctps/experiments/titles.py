@@ -119,6 +119,7 @@ SETTING_WORDS: dict[str, Words] = {
     "optimizer": _chosen({"adam": "Adam", "adamw": "AdamW", "sgd": "SGD"}),
     "lr": _after("learning rate"),
     "alpha_lr": lambda rate: "no own learning rate of alpha" if rate is None else f"learning rate {rate} of alpha",
+    "values_lr": lambda rate: "no own learning rate of the values" if rate is None else f"learning rate {rate} of S",
     "schedule": _chosen({"constant": "constant rate", "multistep": "rate in steps", "cosine": "cosine schedule"}),
     "milestones": lambda epochs: f"steps at epochs {', '.join(map(str, epochs))}",
     "gamma": _after("rate in steps times"),

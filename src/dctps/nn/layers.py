@@ -216,8 +216,8 @@ class DpsConv1d(DpsConv):
 class DpsConv2d(DpsConv):
     """A convolution over two axes: torch.nn.Conv2d with W = alpha D + S.
 
-    >>> DpsConv2d(64, 128, 3, padding=1, bias=False, density=0.001)
-    DpsConv2d(64 -> 128, kernel_size=(3, 3), padding=(1, 1), bias=False, offset=dct, nnz=74, density=0.001, alpha=1)
+    >>> DpsConv2d(64, 128, 3, bias=False, density=0.001)
+    DpsConv2d(64 -> 128, kernel_size=(3, 3), bias=False, offset=dct_signed, nnz=74, density=0.001, alpha=1)
     """
 
     axes = 2

@@ -75,13 +75,14 @@ class Settings:
     norm_density: float | None = None
     """Fraction of the channels of BatchNorm whose scale and shift train. None trains all of them."""
     alpha: float | str = "leverage"
-    """Initial scale alpha of the offset: a number (published: 1), or one of the rules paper, exact, preserve and
-    leverage."""
+    """Initial scale alpha of the offset: a number (published: 1), or one of the rules:
+    paper, exact, preserve and leverage."""
     train_alpha: bool = True
     """Train alpha together with the weights."""
     frozen: Literal["values", "norms"] | None = None
-    """Parameters that stay as they are, to see what the others learn without them: the values of S in every layer but
-    the last, or the scales and shifts of BatchNorm. None freezes nothing."""
+    """Parameters that stay as they are, to see what the others learn without them:
+    values (of S, in every layer but the last), or norms (the scales and shifts of BatchNorm).
+    None freezes nothing."""
     backend: str = "auto"
     """How sparse layers compute: auto (the fastest of the others on this machine), dense, torch or native."""
 

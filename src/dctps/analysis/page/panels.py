@@ -24,7 +24,7 @@ from dctps.train.settings import Settings
 OF_PRUNING = ("method_steps", "method_batches", "imp_rewind")
 OF_REWIRING = ("rewire_every", "rewire_until", "drop_fraction")
 _OF_METHOD = {"offset", "allocation", "method", "imp_round", "rewire", "projection", "norm_density", "alpha"}
-_OF_METHOD |= {"train_alpha", "alpha_lr", *OF_PRUNING, *OF_REWIRING}
+_OF_METHOD |= {"train_alpha", "alpha_lr", "values_lr", "frozen", *OF_PRUNING, *OF_REWIRING}
 FIELDS = tuple(f.name for f in dataclasses.fields(Settings) if f.name not in _OF_METHOD | {"density", "seed"})
 _TITLED = ("model", "data", "width", "hidden", "images", "epochs")  # every title has these, if they are set
 Key = tuple[Any, ...]
@@ -99,6 +99,7 @@ def unnamed_settings(settings: Settings) -> dict[str, Any]:
     if settings.density is None:
         return {}
     names = [*(OF_PRUNING if settings.method else ()), *(OF_REWIRING if settings.rewire else ())]
+    names += ["values_lr"] if settings.projection is None else []
     names += ["alpha_lr"] if settings.offset is not None and settings.projection is None else []
     return {name: getattr(settings, name) for name in names}
 
