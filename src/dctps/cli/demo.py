@@ -17,7 +17,7 @@ from dctps.base.extras import require
 from dctps.base.files import write_atomically
 from dctps.base.progress import counting_bar
 from dctps.base.words import percent
-from dctps.train.settings import Runtime, Settings
+from dctps.train.settings import PUBLISHED, Runtime, Settings
 
 DENSITIES = (0.05, 0.01, 0.002)
 METHODS = {"DCTpS": "dct", "Random": None}  # name -> offset
@@ -55,8 +55,8 @@ def demo(output: Path = Path("demo"), epochs: int = 30, seed: int = 0) -> None:
 
 
 def _settings(method: str, density: float, epochs: int, seed: int) -> Settings:
-    base = Settings(
-        model="small_cnn", data="digits", lr=3e-3, weight_decay=0.0, batch_size=64, epochs=epochs, seed=seed
+    base = dataclasses.replace(
+        PUBLISHED, model="small_cnn", data="digits", lr=3e-3, weight_decay=0.0, batch_size=64, epochs=epochs, seed=seed
     )
     if method == "dense":
         return base
