@@ -2,6 +2,7 @@
 // compute the chunks.
 #pragma once
 
+#include <stdexcept>
 #include <vector>
 
 #include "layout.h"
@@ -92,6 +93,21 @@ struct Lists {  // the multiply-adds of a call as rows of entries (offset, weigh
   }
 };
 
+// Throws unless layout, offset and sparse part belong to the same layer.
+template <class T>
+void check_parts(const Layout& layout, const OwnedOffset<T>* offset, const Sparse& sparse, int threads) {
+  const Taps& a = layout.taps;
+  const Taps& b = sparse.taps;
+  if (a.filters != b.filters || a.group_channels != b.group_channels || a.groups != b.groups || a.taps != b.taps ||
+      a.tap_phase != b.tap_phase)
+    throw std::invalid_argument("the sparse part belongs to another layer");
+  if (offset && (offset->filters != a.filters || offset->taps != a.taps || offset->plan.kind == Kind::none ||
+                 offset->plan.inputs != a.group_channels || a.groups != 1 ||
+                 (a.taps == 1 && offset->plan.planes != a.filters)))
+    throw std::invalid_argument("the offset belongs to another layer");
+  if (threads < 1) throw std::invalid_argument("at least one thread");
+}
+
 template <class T>
 struct Job {  // one call, forwards or backwards
   Call<T> call{};
@@ -136,9 +152,10 @@ struct Job {  // one call, forwards or backwards
 
   void forward(int threads) {
     const long size = kernels<T>().scratch(call, false);
-    parallel(long(chunks.list.size()), threads,
-             [&](long i) { kernels<T>().forward(call, chunks.list[i], scratch(size)); });
+    parallel(long(chunks.list.size()), threads, [&](long i) { forward_chunk(i, size); });
   }
+
+  void forward_chunk(long i, long size) const { kernels<T>().forward(call, chunks.list[i], scratch(size)); }
 
   // Returns <x, D'y> and writes the gradient of the values. The number of threads alone fixes the order of the sums.
   double backward(int threads, T* values, long count) {
