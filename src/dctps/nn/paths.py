@@ -49,10 +49,26 @@ class Trace(NamedTuple):
     paths: dict[Node, Path]  # by the last node
 
 
+class _Proxy(torch.fx.Proxy):
+    """A stand-in for a tensor that shows `y += z` as what it is; torch.fx shows `y = y + z`, a new tensor."""
+
+
+def _in_place(function: Any) -> Any:
+    return lambda self, other: self.tracer.create_proxy("call_function", function, (self, other), {})
+
+
+_OPERATORS = "add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor"
+for _name in _OPERATORS:
+    setattr(_Proxy, f"__i{_name}__", _in_place(getattr(operator, f"__i{_name}__")))
+
+
 class _Tracer(torch.fx.Tracer):
     """A tracer that enters all modules but the layers of torch and ours."""
 
     proxy_buffer_attributes = True
+
+    def proxy(self, node: Node) -> torch.fx.Proxy:
+        return _Proxy(node, self)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return is_layer(m)
