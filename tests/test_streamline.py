@@ -291,6 +291,33 @@ def test_a_change_in_place_between_layers_is_respected():
             assert_close(fast(x), wanted)
 
 
+@pytest.mark.parametrize("size", [1, 2, 4, 5, 9])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("offset", ["dct", "dct_signed", "hadamard", None])
+def test_threads_share_a_single_small_image(offset, layout, size):
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(100, 140, 3, padding=1), nn.BatchNorm2d(140), nn.ReLU(), nn.Conv2d(140, 100, 3, 2, 1)]
+    net = dctps.sparsify(nn.Sequential(*layers), 0.05, offset=offset, backend="native").double().eval()
+    for layer in (net[0], net[3]):
+        nn.init.normal_(layer.values)
+    net[1].running_mean.normal_()
+    x, dense = torch.randn(1, 100, size, size).double().to(memory_format=layout), copy.deepcopy(net)
+    dense[0].backend = dense[3].backend = "dense"
+    before, found = torch.get_num_threads(), {}
+    fast = dctps.streamline(net)
+    try:
+        for threads in (1, 2, 3, 5):
+            torch.set_num_threads(threads)
+            with torch.inference_mode():
+                found[threads] = [fast(x) for _ in range(2)][1]
+    finally:
+        torch.set_num_threads(before)
+    with torch.inference_mode():
+        for y in found.values():
+            assert_close(y, dense(x))
+    assert all(program is not None for program in fast._programs.values())
+
+
 def test_another_name_of_a_changed_tensor_has_the_change():
     class Renaming(nn.Module):
         def __init__(self):

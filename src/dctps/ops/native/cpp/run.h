@@ -109,15 +109,15 @@ void check_parts(const Layout& layout, const OwnedOffset<T>* offset, const Spars
 }
 
 template <class T>
-struct Job {  // one call, forwards or backwards
+struct Job {  // one call, forwards or backwards; it begins threads of its own if it is `alone`, else they are there
   Call<T> call{};
   Chunks chunks;
   Lists<T> lists;
 
   Job(const Layout& layout, const OwnedOffset<T>* offset, T alpha, const Sparse& sparse, const T* values, bool backward,
-      bool adjacent, int threads)
+      bool adjacent, int threads, bool alone = true)
       : chunks(layout.layer, backward, bytes_per_pixel(layout.layer, offset, backward), cache_budget(),
-               lanes(offset), adjacent, threads) {
+               lanes(offset), adjacent, threads, !alone && computes_filters_apart(layout.layer, offset)) {
     call.layer = layout.layer, call.frame = chunks.frame, call.alpha = alpha;
     call.layer.tap_shift = chunks.shift.data();
     const long widest = std::max({call.layer.filters, call.layer.channels() * call.layer.phases,
@@ -135,6 +135,11 @@ struct Job {  // one call, forwards or backwards
   bool turns(const OwnedOffset<T>& offset) const {  // whether the kernel is 3 x 3 without a stride and its weights turn
     const Layer& l = call.layer;
     return offset.plan.turns && l.phases == 1 && l.axis[0].kernel == 3 && l.axis[2].kernel == 3;
+  }
+
+  // Whether each filter is computed by itself, from what is small beside it.
+  static bool computes_filters_apart(const Layer& layer, const OwnedOffset<T>* offset) {
+    return !offset || (offset->plan.kind == Kind::product && layer.taps > 1);
   }
 
   // Pixels that the stages take at a time: a pair of vectors in the Hadamard transform, else a vector.

@@ -155,7 +155,7 @@ class LayerStep : public Step<T> {
     const T* numbers = dense.empty() ? weights.values.template numbers<T>() : dense.data();
     const View<T> source = x.view(), out = y.view();
     const bool adjacent = source.channel == 1 && out.channel == 1;
-    job = std::make_unique<Job<T>>(layout, offset, weights.scale(), sparse, numbers, false, adjacent, threads);
+    job = std::make_unique<Job<T>>(layout, offset, weights.scale(), sparse, numbers, false, adjacent, threads, false);
     job->call.x = {nullptr, source.batch, source.channel, {source.axis[0], source.axis[1], source.axis[2]}, false};
     job->call.out = out;
     scratch = kernels<T>().scratch(job->call, false);
