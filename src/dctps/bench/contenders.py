@@ -2,9 +2,9 @@
 
 All start from the same numbers; the sparse ones share their supports. `CONTENDERS` lists them: to add one, write a
 function that makes a network from a `Match`, and enter it. `--peers` names those that take part beside the dense
-network and ours. Ours is fused (`dctps.fuse`), and for inferences streamlined (`dctps.streamline`), as the dense network
-of other packages is a graph that was made beforehand. So that its layers and its fused BatchNorm can be told apart, the
-dense network comes with and without fusing. `ours_fused` is ours without streamlining.
+network and ours. Ours is fused (`dctps.fuse`), and for inferences streamlined (`dctps.streamline`): other packages
+compute a graph that was made beforehand, too. So that its layers and its fused BatchNorm can be told apart, the dense
+network comes with and without fusing. `ours_fused` is ours without streamlining.
 """
 
 import copy
