@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from dctps.nn.layers import DpsConv1d, DpsConv2d, DpsConv3d, DpsLinear
     from dctps.nn.report import report
     from dctps.nn.running_statistics import recalibrate
+    from dctps.nn.streamline import streamline
 
     __version__: str
 
@@ -74,6 +75,7 @@ __all__ = [
     "set_density",
     "sparsify",
     "sparsify_norms",
+    "streamline",
     "train",
 ]
 
@@ -114,6 +116,7 @@ PLACES = {
     "set_density": "dctps.methods.density",
     "sparsify": "dctps.nn.convert",
     "sparsify_norms": "dctps.nn.convert",
+    "streamline": "dctps.nn.streamline",
     "train": "dctps.train",
 }
 

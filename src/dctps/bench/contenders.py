@@ -2,8 +2,9 @@
 
 All start from the same numbers; the sparse ones share their supports. `CONTENDERS` lists them: to add one, write a
 function that makes a network from a `Match`, and enter it. `--peers` names those that take part beside the dense
-network and ours. Ours is fused (`dctps.fuse`). So that its layers and its fused BatchNorm can be told apart, the dense
-network comes with and without fusing.
+network and ours. Ours is fused (`dctps.fuse`), and for inferences streamlined (`dctps.streamline`): other packages
+compute a graph that was made beforehand, too. So that its layers and its fused BatchNorm can be told apart, the dense
+network comes with and without fusing. `ours_fused` is ours without streamlining.
 """
 
 import copy
@@ -19,6 +20,7 @@ from dctps.bench import exported, sparselab, sparseprop
 from dctps.bench.published import published
 from dctps.nn.convert import densify, sparsify
 from dctps.nn.fuse import fuse
+from dctps.nn.streamline import streamline
 
 FORMATS: dict[str, torch.memory_format] = {
     "contiguous": torch.contiguous_format,
@@ -58,7 +60,8 @@ CONTENDERS: dict[str, Maker] = {
     "dense": Maker(lambda match: copy.deepcopy(match.dense), is_dense=True, obeys_limit=True),
     "dense_fused": Maker(lambda match: fuse(copy.deepcopy(match.dense)), is_dense=True, obeys_limit=True),
     "published": Maker(lambda match: published(copy.deepcopy(match.twin)), obeys_limit=True),
-    "ours": Maker(lambda match: fuse(copy.deepcopy(match.twin)), obeys_limit=True),
+    "ours": Maker(lambda match: _ours(match), obeys_limit=True),
+    "ours_fused": Maker(lambda match: fuse(copy.deepcopy(match.twin)), obeys_limit=True),
     "dense_compiled": Maker(lambda match: exported.compiled(match.dense), is_dense=True),  # for the machine's processor
     "sparseprop": Maker(
         lambda match: sparseprop.replaced(densify(copy.deepcopy(match.twin)), match.input_shape),
@@ -90,6 +93,11 @@ CONTENDERS: dict[str, Maker] = {
         counted=False,
     ),
 }
+
+
+def _ours(match: Match) -> nn.Module:
+    net = fuse(copy.deepcopy(match.twin))
+    return streamline(net) if match.inference else net
 
 
 def _without_offset(name: str, match: Match) -> str:

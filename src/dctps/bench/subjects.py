@@ -92,7 +92,8 @@ class Steps:
     peers: tuple[str, ...] | None = None
     """Who takes part beside the dense network and ours: published (two dense products, dense gradients),
     dense_compiled (torch.compile), onnxruntime, openvino (both dense, for --inference),
-    sparseprop, sparselab (both for the offset none, sparselab for linear networks).
+    sparseprop, sparselab (both for the offset none, sparselab for linear networks),
+    ours_fused (ours without dctps.streamline, in inferences).
     What is not installed is left out, with a word.
     None stands for published and, for the offset none, sparseprop."""
     against: str | None = None

@@ -13,18 +13,18 @@ way, the output is computed where it is used.
 """
 
 import fnmatch
-import operator
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch.fx
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from dctps.nn.dps_layer import DpsLayer
-from dctps.nn.fused_norm import ACTIVATIONS, ADDITIONS, ADDITIONS_IN_PLACE, FUSED, FusedBatchNorm
+from dctps.nn.followers import follower, only_user
+from dctps.nn.fused_norm import FUSED, FusedBatchNorm
 from dctps.nn.layers import DpsConv
-from dctps.nn.tracing import Tracer, only_user, twin
+from dctps.nn.tracing import Tracer, twin
 from dctps.ops import native
 
 
@@ -167,12 +167,12 @@ def _trace(owner: nn.Module) -> list[tuple[nn.Module, _Call]]:
 def _call(node: torch.fx.Node, layers: dict[str, nn.Module]) -> _Call:
     """Return the call that a node is."""
     if isinstance(layers[str(node.target)], FusedBatchNorm):
-        followed_by, path = _follower(node, layers)
+        followed_by, path = follower(node, layers)
         return _Call(followed_by, _is_sheltered([node, *path], layers))
     norm = only_user(node)
     if norm is None or norm.op != "call_module" or not isinstance(layers[str(norm.target)], FusedBatchNorm):
         return _Call("", False)
-    return _Call("", _is_sheltered([node, norm, *_follower(norm, layers)[1]], layers))
+    return _Call("", _is_sheltered([node, norm, *follower(norm, layers)[1]], layers))
 
 
 def _is_sheltered(path: list[torch.fx.Node], layers: dict[str, nn.Module]) -> bool:
@@ -208,43 +208,3 @@ def _same_memory(node: torch.fx.Node, layers: dict[str, nn.Module]) -> set[torch
 
 
 _NEW = DpsLayer, _BatchNorm, nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d  # layers whose results are new tensors
-
-
-def _follower(node: torch.fx.Node, layers: dict[str, nn.Module]) -> tuple[str, list[torch.fx.Node]]:
-    """Return what is done with the output of a node, and by which nodes: an activation, an addition, both, or "" for
-    anything else.
-    """
-    user = only_user(node)
-    if user is None:
-        return "", []
-    if (activation := _activation(user, layers)) is not None:
-        return activation, [user]
-    if not _adds(user, node):
-        return "", []
-    after = only_user(user)
-    activation = None if after is None else _activation(after, layers)
-    return ("add", [user]) if after is None or activation is None else (f"add and {activation}", [user, after])
-
-
-def _activation(node: torch.fx.Node, layers: dict[str, nn.Module]) -> str | None:
-    if node.op == "call_module":
-        kinds: dict[type, str] = {nn.ReLU: "relu", nn.ReLU6: "relu6"}
-        return kinds.get(type(layers[str(node.target)]))
-    if set(node.kwargs) - {"inplace"} or len(node.args) != 1:
-        return None
-    return ACTIVATIONS.get(_function(node))
-
-
-def _adds(node: torch.fx.Node, term: torch.fx.Node) -> bool:
-    """Return whether a node adds something of a tensor's kind to `term`."""
-    if len(node.args) != 2 or node.kwargs or not all(isinstance(arg, torch.fx.Node) for arg in node.args):
-        return False
-    in_place = node.target is operator.iadd or _function(node) in ADDITIONS_IN_PLACE
-    if in_place:
-        return node.args[0] is term
-    return node.target is operator.add or _function(node) in ADDITIONS
-
-
-def _function(node: torch.fx.Node) -> Any:
-    """Return the function that a node calls; methods of tensors are functions of torch.Tensor."""
-    return getattr(torch.Tensor, str(node.target), None) if node.op == "call_method" else node.target

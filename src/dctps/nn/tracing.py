@@ -11,6 +11,8 @@ import torch.fx
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
+from dctps.nn.followers import only_user
+
 NORMALISATIONS = _NormBase, nn.GroupNorm, nn.LayerNorm  # layers that rescale their input, whatever its size
 
 
@@ -30,12 +32,6 @@ def twin(owner: nn.Module, training: bool) -> nn.Module:
         copied.__dict__[kind] = dict(owner.__dict__[kind])
     copied.training = training
     return copied
-
-
-def only_user(node: torch.fx.Node) -> torch.fx.Node | None:
-    """Return the node that uses a node, if it is one only and uses it once."""
-    users = list(node.users)
-    return users[0] if len(users) == 1 and users[0].all_input_nodes.count(node) == 1 else None
 
 
 def rescaled_layers(model: nn.Module) -> set[nn.Module]:

@@ -83,7 +83,7 @@ class StagedRoute:
     ) -> Tensor:
         assert alpha is not None
         y, places = empty_output(x, self.geometry), compiled_support(positions, self.geometry)
-        _forward(self.geometry, x, self._compiled(x), alpha.item(), places, values, y, bias, finish)
+        _forward(self.geometry, x, self.compiled(x.dtype), alpha.item(), places, values, y, bias, finish)
         return y
 
     def backward(
@@ -92,15 +92,16 @@ class StagedRoute:
         assert alpha is not None
         x_grad, values_grad = _empty_if(needs[0], x), _empty_if(needs[1], values)
         scale, places = alpha.item(), compiled_support(positions, self.geometry)
-        offset = self._compiled(x)
+        offset = self.compiled(x.dtype)
         alpha_grad = _backward(self.geometry, grad, x, offset, scale, places, values, x_grad, values_grad, needs[2])
         return x_grad, values_grad, _like(alpha, alpha_grad) if needs[2] else None
 
-    def _compiled(self, x: Tensor) -> Any:
-        return compiled_offset(self.kind, self.offset, x.dtype)
+    def compiled(self, dtype: torch.dtype) -> Any:
+        """Return the offset as the kernels take it."""
+        return compiled_offset(self.kind, self.offset, dtype)
 
     def multiply_adds(self, x: Tensor, nnz: int) -> int:
-        per_pixel, per_output = self._compiled(x).multiply_adds
+        per_pixel, per_output = self.compiled(x.dtype).multiply_adds
         outputs = count_outputs(x, self.geometry)
         return int(count_read_pixels(x, self.geometry) * per_pixel + outputs * (per_output + nnz))
 
@@ -118,7 +119,7 @@ class FilterRoute:
 
     def forward(self, x: Tensor, values: Tensor, positions: Tensor, alpha: Tensor | None) -> Tensor:
         y, weight = empty_output(x, self.geometry), self._weight(values, positions, alpha)
-        _forward(self.geometry, x, None, 0.0, _full_support(self.geometry), weight, y)
+        _forward(self.geometry, x, None, 0.0, full_support(self.geometry), weight, y)
         return y
 
     def backward(
@@ -128,7 +129,7 @@ class FilterRoute:
         geometry, weight = self.geometry, self._weight(values, positions, alpha)
         x_grad, weight_grad = _empty_if(needs_x, x), _empty_if(needs_alpha, weight)  # only alpha needs all of dL/dW
         if needs_x or needs_alpha:
-            places = _full_support(geometry)
+            places = full_support(geometry)
             _backward(geometry, grad, x, None, 0.0, places, weight, x_grad, weight_grad, needs_alpha=False)
         if needs_values and not needs_alpha:
             values_grad, places = torch.empty_like(values), compiled_support(positions, geometry)
@@ -228,7 +229,7 @@ def compiled_support(positions: Tensor, geometry: Geometry) -> Any:
     return sparse.derived(positions, geometry, "native", compile_)
 
 
-def _full_support(geometry: Geometry) -> Any:
+def full_support(geometry: Geometry) -> Any:
     """Return the support with every place of the weight, as the kernels take it."""
 
     def compile_() -> Compiled:

@@ -36,11 +36,11 @@ void unpack_input(const Call<T>& call, const Chunk& chunk, const Buffers<T>& b) 
   });
 }
 
-// y = (alpha D + S) x.
+// y = (alpha D + S) x, for the filters of the chunk.
 template <class T>
-void forward_rows(const Call<T>& call, const Buffers<T>& b, const Places& places) {
+void forward_rows(const Call<T>& call, const Chunk& chunk, const Buffers<T>& b, const Places& places) {
   const Offset<T>* o = call.offset;
-  const long ld = call.frame.ld, filters = call.layer.filters;
+  const long ld = call.frame.ld, from = chunk.first_filter, to = chunk.last_filter;
   const T one = 1;
   const bool depthwise = o && call.layer.taps > 1;
   if (depthwise && call.frame.inner > 1) {  // nothing else writes the zeros that the shifted rows read
@@ -49,14 +49,14 @@ void forward_rows(const Call<T>& call, const Buffers<T>& b, const Places& places
     for (long i = 0; call.turns && i < 2; i++) clear_outside(call.frame, places.turned, b.turned + i * ld);
   }
   if (o && o->kind == Kind::product) {
-    product_forward(call, b, places);
+    product_forward(call, from, to, b, places);
   } else if (o) {
     lines_forward(call, b.x, depthwise ? T(1) : call.alpha, depthwise ? b.planes : b.y, b.line, places);
-    if (depthwise) depthwise_forward(call, b, 0, filters, b.planes, places);
+    if (depthwise) depthwise_forward(call, b, from, to, b.planes, places);
   }
   if (depthwise && !is_apart(call)) return;
   const T* keep = !o ? NOTHING<T> : o->kind == Kind::product && !depthwise ? &call.alpha : &one;  // factor of D x so far
-  combine(call.sparse, 0, filters, b.x, keep, b.y, ld, places.output);
+  combine(call.sparse, from, to, b.x, keep, b.y + from * ld, ld, places.output);
 }
 
 // back = D'y.
@@ -81,9 +81,13 @@ template <class T>
 void forward(const Call<T>& call, const Chunk& chunk, T* scratch) {
   const Buffers<T> b(call, false, scratch);
   pack_input(call, chunk, b);
-  forward_rows(call, b, Places(call.layer, call.frame, chunk));
+  forward_rows(call, chunk, b, Places(call.layer, call.frame, chunk));
   locate(call.layer, call.frame, chunk, output_side(call.layer), call.out, chunk.low, chunk.high, b.map);
-  unpack<T>(b.map, b.y, call.frame.ld, call.layer.filters, call.finish, call.out);
+  const long from = chunk.first_filter;
+  View<T> out = call.out;
+  out.data += from * out.channel;
+  const Finish<T> finish = from_channel(call.finish, from, from * out.channel);
+  unpack<T>(b.map, b.y + from * call.frame.ld, call.frame.ld, chunk.last_filter - from, finish, out);
 }
 
 // <x, D'y> over the pixels `first` to `last` that some output reads; `b.map` is the map of the outputs. D'y is zero at

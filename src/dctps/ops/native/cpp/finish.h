@@ -20,11 +20,11 @@ inline P activated(P v, Activation a) {
   return a == Activation::relu ? activated<Activation::relu>(v) : activated<Activation::relu6>(v);
 }
 
-// The constants of the channels from c on.
+// The constants of the channels from c on, and the residual `distance` elements further.
 template <class T>
-inline Finish<T> from_channel(const Finish<T>& f, long c) {
-  return {f.scale ? f.scale + c : nullptr, f.shift ? f.shift + c : nullptr, f.residual ? f.residual + c : nullptr,
-          f.activation};
+inline Finish<T> from_channel(const Finish<T>& f, long c, int64_t distance) {
+  return {f.scale ? f.scale + c : nullptr, f.shift ? f.shift + c : nullptr,
+          f.residual ? f.residual + distance : nullptr, f.activation};
 }
 
 }  // namespace dctps::DCTPS_ISA

@@ -92,6 +92,20 @@ bool Layout::reads_all() const {
   return taps.phases == long(taps.phase_of.size());
 }
 
+// Divides each chunk into pieces of about as many filters. The pieces begin with whole tiles of the products and with
+// whole vectors of channels.
+void Chunks::divide_filters(long filters, long pieces) {
+  const long each = round_up((filters + pieces - 1) / std::max(1L, pieces), std::max(2 * PLANES, int(ALIGN)));
+  if (pieces < 2 || each >= filters) return;
+  std::vector<Chunk> divided;
+  for (const Chunk& chunk : list)
+    for (long k = 0; k < filters; k += each) {
+      divided.push_back(chunk);
+      divided.back().first_filter = k, divided.back().last_filter = std::min(k + each, filters);
+    }
+  list = divided;
+}
+
 // The images that are neighbours in the flat pixels: enough to fill vectors where all of their pixels stay near the
 // cores, else 1. Zeros between pixels cost the more the smaller an image is, and between vectors they cost nothing.
 static long interleaved(const Layer& layer, bool adjacent, long image_bytes, long budget, long lanes, int threads) {
@@ -101,7 +115,7 @@ static long interleaved(const Layer& layer, bool adjacent, long image_bytes, lon
 }
 
 Chunks::Chunks(const Layer& layer, bool backward, long pixel_bytes, long budget, long lanes, bool adjacent,
-               int threads) {
+               int threads, bool by_filters) {
   const Axis& first = layer.axis[0];
   frame.row_pixels = layer.axis[1].grid * layer.axis[2].grid;
   const long image = first.grid * frame.row_pixels * pixel_bytes;
@@ -110,7 +124,8 @@ Chunks::Chunks(const Layer& layer, bool backward, long pixel_bytes, long budget,
   frame.inner = interleaved(layer, adjacent, image, budget, lanes, threads);
   const long bands = double(image) <= WHOLE * double(budget) ? 1 : (image + budget - 1) / budget;
   long parts = std::max(1L, std::min(bands, rows / std::max(1L, 2 * halo)));
-  if (layer.batch < threads) parts = std::max(parts, std::min<long>(threads, rows / std::max(1L, 2 * halo)));
+  const long full = first.out * layer.axis[1].out * layer.axis[2].out / lanes;  // vectors that an image fills
+  if (layer.batch < threads) parts = std::max(parts, std::min({long(threads), rows / std::max(1L, 2 * halo), full}));
   frame.banded = parts > 1 && frame.inner == 1;
   if (frame.banded) {
     const long height = (rows + parts - 1) / parts;
@@ -119,7 +134,7 @@ Chunks::Chunks(const Layer& layer, bool backward, long pixel_bytes, long budget,
       for (long row = 0; row < rows; row += height) {
         const long last = std::min(row + height, rows);
         const long base = backward ? row - first.reach : row;
-        list.push_back({i, 1, base, last - row + halo, row, last});
+        list.push_back({i, 1, base, last - row + halo, row, last, 0, layer.filters});
       }
   } else {
     const long pixels = std::max(1L, first.grid * frame.row_pixels), share = (layer.batch + threads - 1) / threads;
@@ -127,8 +142,9 @@ Chunks::Chunks(const Layer& layer, bool backward, long pixel_bytes, long budget,
     frame.images = frame.inner > 1 ? frame.inner : std::clamp(wanted, 1L, std::max(1L, share));
     frame.rows = first.grid;
     for (long i = 0; i < layer.batch; i += frame.images)
-      list.push_back({i, std::min(frame.images, layer.batch - i), 0, first.grid, 0, rows});
+      list.push_back({i, std::min(frame.images, layer.batch - i), 0, first.grid, 0, rows, 0, layer.filters});
   }
+  if (by_filters && !backward) divide_filters(layer.filters, threads / std::max<long>(1, long(list.size())));
   frame.row_pixels *= frame.inner;
   frame.reach = 0;
   for (long t = 0; t < layer.taps; t++) {

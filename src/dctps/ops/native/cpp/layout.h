@@ -34,12 +34,17 @@ struct Layout {  // a layer on inputs of one size
 
 // The chunks of a batch. A chunk takes about `budget` bytes when a pixel of the grid takes `pixel_bytes`, and it has at
 // least `lanes` pixels. There are enough chunks for all threads. Images are interleaved only where the channels of every
-// pixel are neighbours (`adjacent`); elsewhere that would copy single numbers.
+// pixel are neighbours (`adjacent`); elsewhere that would copy single numbers. Where there are fewer chunks than threads,
+// and `by_filters` says that filters can be computed apart, each thread takes some filters of a chunk.
 struct Chunks {
   Frame frame;
   std::vector<int64_t> shift;  // (taps): shift of each kernel position in the flat pixels of the frame
   std::vector<Chunk> list;
-  Chunks(const Layer& layer, bool backward, long pixel_bytes, long budget, long lanes, bool adjacent, int threads);
+  Chunks(const Layer& layer, bool backward, long pixel_bytes, long budget, long lanes, bool adjacent, int threads,
+         bool by_filters = false);
+
+ private:
+  void divide_filters(long filters, long pieces);
 };
 
 }  // namespace dctps

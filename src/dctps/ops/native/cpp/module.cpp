@@ -1,8 +1,8 @@
 // The Python module `_native`, which checks its arguments and calls the kernels. It does not link against torch.
 #include "arrays.h"
+#include "constants.h"
 #include "run.h"
 
-#include <cmath>
 #include <functional>
 
 using namespace nanobind::literals;
@@ -12,6 +12,7 @@ namespace dctps {
 void bind_direct32(nb::module_& m), bind_direct64(nb::module_& m);  // direct.cpp
 void bind_normalise(nb::module_& m);                                // normalise.cpp
 void bind_snapshot(nb::module_& m);                                 // snapshot.cpp
+void bind_chain32(nb::module_& m), bind_chain64(nb::module_& m);    // chain.cpp
 
 static std::vector<double> floats(const Floats& a) { return {a.data(), a.data() + a.size()}; }
 static std::vector<int32_t> indices(const Indices& a) { return {a.data(), a.data() + a.size()}; }
@@ -20,44 +21,18 @@ static Table table(const Floats& a) {
   return {a.data(), long(a.shape(0)), long(a.shape(1))};
 }
 
-// Throws unless layout, offset and sparse part belong to the same layer.
+// The constants of a BatchNorm (weight, bias, mean and variance, or nothing) behind a layer with this bias.
 template <class T>
-static void check(const Layout& layout, const OwnedOffset<T>* offset, const Sparse& sparse, int threads) {
-  const Taps& a = layout.taps;
-  const Taps& b = sparse.taps;
-  if (a.filters != b.filters || a.group_channels != b.group_channels || a.groups != b.groups || a.taps != b.taps ||
-      a.tap_phase != b.tap_phase)
-    throw std::invalid_argument("the sparse part belongs to another layer");
-  if (offset && (offset->filters != a.filters || offset->taps != a.taps || offset->plan.kind == Kind::none ||
-                 offset->plan.inputs != a.group_channels || a.groups != 1 ||
-                 (a.taps == 1 && offset->plan.planes != a.filters)))
-    throw std::invalid_argument("the offset belongs to another layer");
-  if (threads < 1) throw std::invalid_argument("at least one thread");
+static Constants<T> constants_of(long filters, const std::optional<Array>& own,
+                                 const std::vector<std::optional<Array>>& norm, double eps) {
+  if (!norm.empty() && (norm.size() != 4 || !norm[2] || !norm[3]))
+    throw std::invalid_argument("norm: weight, bias, mean and variance");
+  Norm<T> found{nullptr, nullptr, nullptr, nullptr, eps};
+  if (!norm.empty())
+    found = {vector<T>(norm[0], filters, "weight"), vector<T>(norm[1], filters, "bias"),
+             vector<T>(norm[2], filters, "mean"), vector<T>(norm[3], filters, "variance"), eps};
+  return Constants<T>(filters, vector<T>(own, filters, "bias"), found);
 }
-
-// A BatchNorm in evaluation, with the bias of the layer before it, as a scale and a shift of each filter:
-// (y + own - mean) weight / sqrt(variance + eps) + bias. Where there are no statistics, the shift is the layer's own bias.
-template <class T>
-struct Constants {
-  std::vector<T> scale, shift;
-
-  Constants(long filters, const std::optional<Array>& own, const std::vector<std::optional<Array>>& norm, double eps) {
-    const T* start = vector<T>(own, filters, "bias");
-    if (norm.empty() && !start) return;
-    shift.assign(filters, T(0));
-    if (start) std::copy(start, start + filters, shift.begin());
-    if (norm.empty()) return;
-    if (norm.size() != 4 || !norm[2] || !norm[3]) throw std::invalid_argument("norm: weight, bias, mean and variance");
-    const T *weight = vector<T>(norm[0], filters, "weight"), *bias = vector<T>(norm[1], filters, "bias");
-    const T *mean = vector<T>(norm[2], filters, "mean"), *variance = vector<T>(norm[3], filters, "variance");
-    scale.resize(filters);
-    for (long k = 0; k < filters; k++) {
-      const double own_scale = (weight ? double(weight[k]) : 1) / std::sqrt(double(variance[k]) + eps);
-      scale[k] = T(own_scale);
-      shift[k] = T((double(shift[k]) - double(mean[k])) * own_scale + (bias ? double(bias[k]) : 0));
-    }
-  }
-};
 
 // The residual, which must have the strides of the output, or null where there is none.
 template <class T>
@@ -78,19 +53,18 @@ static void forward(const Numbers& geometry, const Array& x, const OwnedOffset<T
                     const std::optional<Array>& residual, int activation) {
   if (x.dtype() != nb::dtype<T>()) throw nb::next_overload();
   const Layout layout(geometry, shape_of(x));
-  check(layout, offset, sparse, threads);
+  check_parts(layout, offset, sparse, threads);
   if (activation < 0 || activation > int(Activation::relu6)) throw std::invalid_argument("an unknown activation");
   const View<const T> source = view<const T>(x, shape_of(x), "x");
   const View<T> out = view<T>(y, layout.output(), "y");
   const T* weights = vector<T>(values, sparse.count(), "values");
-  const Constants<T> constants(layout.layer.filters, bias, norm, eps);
+  const Constants<T> constants = constants_of<T>(layout.layer.filters, bias, norm, eps);
   const T* added = residual_like<T>(residual, layout.output(), out);
   if (y.size() == 0) return;
   const nb::gil_scoped_release release;
   Job<T> job(layout, offset, T(alpha), sparse, weights, false, source.channel == 1 && out.channel == 1, threads);
   job.call.x = source, job.call.out = out;
-  job.call.finish = {constants.scale.empty() ? nullptr : constants.scale.data(),
-                     constants.shift.empty() ? nullptr : constants.shift.data(), added, Activation(activation)};
+  job.call.finish = {constants.scales(), constants.shifts(), added, Activation(activation)};
   job.forward(threads);
 }
 
@@ -101,7 +75,7 @@ static double backward(const Numbers& geometry, const Array& y, const Array& x, 
                        const std::optional<Array>& values_grad, bool needs_alpha, int threads) {
   if (x.dtype() != nb::dtype<T>()) throw nb::next_overload();
   const Layout layout(geometry, shape_of(x));
-  check(layout, offset, sparse, threads);
+  check_parts(layout, offset, sparse, threads);
   const View<const T> upstream = view<const T>(y, layout.output(), "y"), source = view<const T>(x, shape_of(x), "x");
   const T* weights = vector<T>(values, sparse.count(), "values");
   T* gradient = const_cast<T*>(vector<T>(values_grad, sparse.count(), "values_grad"));
@@ -176,6 +150,7 @@ NB_MODULE(_native, m) {
   for (nb::module_& to : {std::ref(m), std::ref(twice)}) bind_calls<double>(to), bind_direct64(to);
   bind_normalise(m);
   bind_snapshot(m);
+  bind_chain32(single), bind_chain64(twice);
   m.def("reads_all", [](const Numbers& geometry, const Numbers& input) { return Layout(geometry, input).reads_all(); });
   m.def("instruction_set", &instruction_set);
   m.def("cache_budget", [](std::optional<long> bytes) {

@@ -194,7 +194,7 @@ void unpack_blocks(const Map& map, const T* grid, long ld, long channels, const 
   for (long p = 0; p < map.pixels; p += W)
     for (long c = 0; c < whole; c += STAGED) {
       const long count = whole - c < STAGED ? whole - c : STAGED;
-      unpack_pixels<T, STREAM>(map, p, grid + c * ld, ld, count, from_channel(finish, c), data + c);
+      unpack_pixels<T, STREAM>(map, p, grid + c * ld, ld, count, from_channel(finish, c, c), data + c);
     }
 }
 

@@ -62,6 +62,7 @@ struct Chunk {
   long image, images;  // first image and number of images
   long base, rows;  // first row (in output coordinates) and number of rows of each image
   long low, high;   // rows whose results this chunk writes
+  long first_filter, last_filter;  // filters whose results this chunk computes; all of them in a backward pass
   __attribute__((always_inline)) long pixels(const Frame& f) const {
     return (images + f.inner - 1) / f.inner * rows * f.row_pixels;
   }

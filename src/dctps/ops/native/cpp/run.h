@@ -2,6 +2,7 @@
 // compute the chunks.
 #pragma once
 
+#include <stdexcept>
 #include <vector>
 
 #include "layout.h"
@@ -92,16 +93,31 @@ struct Lists {  // the multiply-adds of a call as rows of entries (offset, weigh
   }
 };
 
+// Throws unless layout, offset and sparse part belong to the same layer.
 template <class T>
-struct Job {  // one call, forwards or backwards
+void check_parts(const Layout& layout, const OwnedOffset<T>* offset, const Sparse& sparse, int threads) {
+  const Taps& a = layout.taps;
+  const Taps& b = sparse.taps;
+  if (a.filters != b.filters || a.group_channels != b.group_channels || a.groups != b.groups || a.taps != b.taps ||
+      a.tap_phase != b.tap_phase)
+    throw std::invalid_argument("the sparse part belongs to another layer");
+  if (offset && (offset->filters != a.filters || offset->taps != a.taps || offset->plan.kind == Kind::none ||
+                 offset->plan.inputs != a.group_channels || a.groups != 1 ||
+                 (a.taps == 1 && offset->plan.planes != a.filters)))
+    throw std::invalid_argument("the offset belongs to another layer");
+  if (threads < 1) throw std::invalid_argument("at least one thread");
+}
+
+template <class T>
+struct Job {  // one call, forwards or backwards; it begins threads of its own if it is `alone`, else they are there
   Call<T> call{};
   Chunks chunks;
   Lists<T> lists;
 
   Job(const Layout& layout, const OwnedOffset<T>* offset, T alpha, const Sparse& sparse, const T* values, bool backward,
-      bool adjacent, int threads)
+      bool adjacent, int threads, bool alone = true)
       : chunks(layout.layer, backward, bytes_per_pixel(layout.layer, offset, backward), cache_budget(),
-               lanes(offset), adjacent, threads) {
+               lanes(offset), adjacent, threads, !alone && computes_filters_apart(layout.layer, offset)) {
     call.layer = layout.layer, call.frame = chunks.frame, call.alpha = alpha;
     call.layer.tap_shift = chunks.shift.data();
     const long widest = std::max({call.layer.filters, call.layer.channels() * call.layer.phases,
@@ -121,6 +137,11 @@ struct Job {  // one call, forwards or backwards
     return offset.plan.turns && l.phases == 1 && l.axis[0].kernel == 3 && l.axis[2].kernel == 3;
   }
 
+  // Whether each filter is computed by itself, from what is small beside it.
+  static bool computes_filters_apart(const Layer& layer, const OwnedOffset<T>* offset) {
+    return !offset || (offset->plan.kind == Kind::product && layer.taps > 1);
+  }
+
   // Pixels that the stages take at a time: a pair of vectors in the Hadamard transform, else a vector.
   static long lanes(const OwnedOffset<T>* offset) {
     return offset && offset->plan.kind == Kind::hadamard ? kernels<T>().lanes : kernels<T>().lanes / 2;
@@ -136,9 +157,10 @@ struct Job {  // one call, forwards or backwards
 
   void forward(int threads) {
     const long size = kernels<T>().scratch(call, false);
-    parallel(long(chunks.list.size()), threads,
-             [&](long i) { kernels<T>().forward(call, chunks.list[i], scratch(size)); });
+    parallel(long(chunks.list.size()), threads, [&](long i) { forward_chunk(i, size); });
   }
+
+  void forward_chunk(long i, long size) const { kernels<T>().forward(call, chunks.list[i], scratch(size)); }
 
   // Returns <x, D'y> and writes the gradient of the values. The number of threads alone fixes the order of the sums.
   double backward(int threads, T* values, long count) {

@@ -168,21 +168,21 @@ void depthwise_adjoint(const Call<T>& call, const Buffers<T>& b, long from, long
   }
 }
 
-// `offset_forward` where the pointwise stage is a matrix product.
+// D x for the filters `from` to `to`, where the pointwise stage is a matrix product; all where there is no other stage.
 template <class T>
-void product_forward(const Call<T>& call, const Buffers<T>& b, const Places& places) {
+void product_forward(const Call<T>& call, long from, long to, const Buffers<T>& b, const Places& places) {
   const Offset<T>& o = *call.offset;
-  const long phases = call.layer.phases, ld = call.frame.ld, rows = phases * ld, filters = call.layer.filters;
+  const long phases = call.layer.phases, ld = call.frame.ld, rows = phases * ld;
   const bool depthwise = call.layer.taps > 1;
   auto lines = [&](long f) { return depthwise ? places.seen(f) : places.input(f); };
   for (long f = 0; o.folds && f < phases; f++)
     if (o.thin) fold_product(o, b.x + f * ld, rows, b.thin + f * ld, rows, lines(f));
     else fold(o, b.x + f * ld, b.thin + f * ld, rows, lines(f));
   const T* source = o.folds ? b.thin : b.x;
-  if (!depthwise) return product(o.part[0].second, 0, filters, source, call.steps, b.y, ld, lines(0));
+  if (!depthwise) return product(o.part[0].second, from, to, source, call.steps, b.y, ld, lines(0));
   const long block = PLANES / o.parts;
-  for (long k = 0; k < filters; k += block) {
-    const long last = k + block < filters ? k + block : filters;
+  for (long k = from; k < to; k += block) {
+    const long last = k + block < to ? k + block : to;
     for (int i = 0; i < o.parts; i++)
       for (long f = 0; f < phases; f++)
         product(o.part[i].second, k, last, source + o.part[i].rank_start * rows + f * ld, call.steps,
