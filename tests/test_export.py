@@ -253,7 +253,7 @@ class Norms(nn.Module):
 
     def forward(self, x):
         x = self.conv_bn(self.conv(self.first_bn(x))).relu()
-        x = self.a_bn(self.shared(x)) + self.b_bn(self.shared(x))
+        x = self.a_bn(self.shared(x)) + self.b_bn(self.shared(1 - x))
         x = self.dense_bn(self.dense(x))
         return self.linear_bn(self.linear(x.mean((2, 3))))
 
