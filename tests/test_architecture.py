@@ -19,6 +19,7 @@ ORDER = [
     "ops",
     "nn",
     "checkpoint",
+    "export",
     "methods",
     "models",
     "data",

@@ -246,7 +246,7 @@ def test_script():
 @required
 @pytest.mark.process
 def test_onnx(tmp_path):
-    """`torch.onnx.export`: refused; export a dense copy."""
+    """`torch.onnx.export`: refused; use `dctps.export_onnx`, or export a dense copy."""
     library("onnxscript")
     net = network().eval()
     with pytest.raises(Exception, match=r"dctps\.densify\(copy\.deepcopy\(net\)\) first"):

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from dctps.core.alphas import ALPHAS, Leverage
     from dctps.core.offsets import OFFSETS, Offset, TransformOffset
     from dctps.core.support import Support
+    from dctps.export.onnx_file import export_onnx
     from dctps.methods.density import set_density
     from dctps.methods.lottery import imp
     from dctps.methods.pruning import METHODS
@@ -62,6 +63,7 @@ __all__ = [
     "count_ops",
     "data",
     "densify",
+    "export_onnx",
     "fuse",
     "imp",
     "load",
@@ -103,6 +105,7 @@ PLACES = {
     "count_ops": "dctps.nn.costs",
     "data": "dctps.data",
     "densify": "dctps.nn.convert",
+    "export_onnx": "dctps.export.onnx_file",
     "fuse": "dctps.nn.fuse",
     "imp": "dctps.methods.lottery",
     "load": "dctps.checkpoint.load",

@@ -14,9 +14,9 @@ EXTRAS = {
     "ray": ("ray", "ray"),
     "tensorboard": ("tensorboard", "tensorboard"),
     "scipy": ("scipy", "cpu"),
-    "onnx": ("onnx", "peers"),
-    "onnxscript": ("onnxscript", "peers"),
-    "onnxruntime": ("onnxruntime", "peers"),
+    "onnx": ("onnx", "onnx"),
+    "onnxscript": ("onnxscript", "onnx"),
+    "onnxruntime": ("onnxruntime", "onnx"),
     "openvino": ("openvino", "peers"),
 }
 

@@ -39,6 +39,7 @@ COMMANDS: dict[str, Command] = {
     "report": Command("Write one HTML page of all runs in a folder.", "report:report", has_flags=True),
     "data": Command("Download a data set: dctps data get NAME.", "data:data"),
     "bench": Command("Measure speed and memory on this machine: layers, whole steps, scaling.", "bench:bench"),
+    "export": Command("Write a network as an ONNX file of kilobytes.", "export:export", has_flags=True),
     "inspect": Command("Show what is in a file that dctps.save wrote.", "inspect:inspect", has_flags=True),
 }
 

@@ -1,0 +1,118 @@
+"""ONNX files with recipes beside dense ones: bytes, time to load, time per batch in ONNX Runtime, largest difference.
+
+    python benchmarks/onnx_files.py [--models lenet vgg19 ...] [--steps 7]
+
+Writes results/bench-onnx-files.csv. The networks have random values, as trained ones have, and the running statistics
+of noise. Both files are loaded three times, and their batches are timed in turn, so that whatever else the
+machine does hits both alike; times of batches are medians, in seconds.
+"""
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import table
+import torch
+from torch import Tensor, nn
+
+import dctps
+from dctps.export.check import session
+from dctps.nn.dps_layer import DpsLayer
+
+BATCHES = (1, 32)
+
+
+def vit() -> nn.Module:
+    """A small ViT of transformers, from its configuration alone."""
+    from transformers import ViTConfig, ViTForImageClassification
+
+    sizes = {"hidden_size": 192, "num_hidden_layers": 12, "num_attention_heads": 3, "intermediate_size": 768}
+    return ViTForImageClassification(ViTConfig(image_size=32, patch_size=4, num_labels=10, **sizes))
+
+
+NETWORKS: dict[str, tuple[Callable[[], nn.Module], float]] = {
+    "lenet": (lambda: dctps.models.build("lenet"), 1e-2),
+    "vgg19": (lambda: dctps.models.build("vgg19"), 1e-3),
+    "resnet50": (lambda: dctps.models.build("resnet50"), 1e-4),
+    "mobilenetv2": (lambda: dctps.models.build("mobilenetv2"), 1e-3),
+    "vit": (vit, 1e-2),
+}
+HEADER = ["model", "density", "file", "recipe", "recipe_float16", "dense", "load_recipe", "load_dense"]
+HEADER += [f"{kind}_batch_{batch}" for batch in BATCHES for kind in ("recipe", "dense")]
+HEADER += ["difference", "difference_float16", "largest_output"]
+
+
+def network(name: str) -> nn.Module:
+    """A sparse network with random values and running statistics that fit them."""
+    make, density = NETWORKS[name]
+    torch.manual_seed(0)
+    net = dctps.sparsify(make(), density)
+    for layer in net.modules():
+        if isinstance(layer, DpsLayer):
+            layer.values.data.normal_(0, 0.02)
+    with torch.no_grad():
+        for _ in range(20):
+            net.train()(torch.randn(16, 3, 32, 32))
+    return net.eval()
+
+
+def row(name: str, steps: int, folder: Path) -> list[object]:
+    """The measurements of one network, in the order of `HEADER`."""
+    net, x = network(name), torch.randn(2, 3, 32, 32)
+    dctps.save(net, folder / "net.safetensors")
+    recipe = dctps.export_onnx(net, folder / "recipe.onnx", x)
+    half = dctps.export_onnx(net, folder / "half.onnx", x, float16=True)
+    dense = dctps.export_onnx(net, folder / "dense.onnx", x, dense=True)
+    (load_recipe, ours), (load_dense, theirs) = map(loaded, (recipe.file, dense.file))
+    times = [number for batch in BATCHES for number in timed(ours, theirs, torch.randn(batch, 3, 32, 32), steps)]
+    sizes = [(folder / "net.safetensors").stat().st_size, recipe.bytes, half.bytes, dense.bytes]
+    differences = [recipe.difference, half.difference, recipe.largest]
+    return [name, NETWORKS[name][1], *sizes, *map(short, [load_recipe, load_dense, *times, *differences])]
+
+
+def short(number: float | None) -> str:
+    return f"{number:.4g}"
+
+
+def loaded(file: Path) -> tuple[float, Any]:
+    """The seconds that ONNX Runtime takes to load a file, the best of three, and its session."""
+    seconds = []
+    for _ in range(3):
+        start = time.perf_counter()
+        found = session(file.read_bytes())
+        seconds.append(time.perf_counter() - start)
+    return min(seconds), found
+
+
+def timed(ours: Any, theirs: Any, x: Tensor, steps: int) -> tuple[float, float]:
+    """The median seconds of a batch in both sessions, measured in turn after two batches that do not count."""
+    seconds: tuple[list[float], list[float]] = ([], [])
+    feed = {ours.get_inputs()[0].name: x.numpy()}
+    for step in range(steps + 2):
+        for found, times in zip((ours, theirs), seconds, strict=True):
+            start = time.perf_counter()
+            found.run(None, feed)
+            if step >= 2:
+                times.append(time.perf_counter() - start)
+    return statistics.median(seconds[0]), statistics.median(seconds[1])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", choices=NETWORKS, default=list(NETWORKS))
+    parser.add_argument("--steps", type=int, default=7)
+    given = parser.parse_args()
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        for name in given.models:
+            rows.append(row(name, given.steps, Path(folder)))
+            print(dict(zip(HEADER, rows[-1], strict=True)), flush=True)
+    table.write("onnx-files", HEADER, rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Networks for other runtimes: ONNX files that hold the recipe of D instead of its numbers."""

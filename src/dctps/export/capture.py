@@ -1,0 +1,160 @@
+"""A network as the graph of torch's exporter, with the weights of the sparse layers as inputs of the graph.
+
+The weights are inputs, so the exporter can neither store them nor compute with them. They get their recipes later.
+"""
+
+import contextlib
+import copy
+import dataclasses
+import logging
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from dctps.base.extras import needed
+from dctps.export.functions import OPSET
+from dctps.nn.batchnorm import SparseBatchNorm
+from dctps.nn.convert import densify
+from dctps.nn.dps_layer import DpsLayer
+from dctps.nn.fuse import fused_layers
+from dctps.nn.wrappers import unwrapped
+
+Example = Tensor | Sequence[Tensor] | Mapping[str, Tensor]
+
+
+@dataclasses.dataclass(frozen=True)
+class Captured:
+    """A network as a graph of ONNX, and as plain layers of torch to compare it with."""
+
+    model: Any  # onnx.ModelProto; its first inputs are those of the network, then come the weights
+    network: nn.Module  # plain, in eval mode, on the CPU
+    args: tuple[Tensor, ...]
+    kwargs: dict[str, Tensor]
+    layers: dict[str, DpsLayer]  # the sparse layers by name, in the order of the inputs
+
+    @property
+    def input_names(self) -> list[str]:
+        """The names of the network's inputs in the file."""
+        many = len(self.args) > 1
+        return [f"input_{i}" if many else "input" for i in range(len(self.args))] + list(self.kwargs)
+
+    def run(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Return the outputs of torch's network for the tensors of its inputs, in the order of their names."""
+        args, kwargs = tensors[: len(self.args)], dict(zip(self.kwargs, tensors[len(self.args) :], strict=True))
+        with torch.no_grad():
+            return [y for y in pytree.tree_leaves(self.network(*args, **kwargs)) if isinstance(y, Tensor)]
+
+
+def capture(model: nn.Module, example: Example) -> Captured:
+    """Return the graph of a network; raise ValueError if the example does not fit or the network cannot be traced."""
+    for package in ("onnx", "onnxscript"):
+        needed(package, "an ONNX file")
+    inner = unwrapped(model)
+    layers = {name: m for name, m in inner.named_modules() if isinstance(m, DpsLayer)}
+    _check_types(inner)
+    network = copy.deepcopy(inner).cpu()
+    if layers or fused_layers(network) or any(isinstance(m, SparseBatchNorm) for m in network.modules()):
+        network = densify(network)
+    network.eval()
+    args, kwargs = _inputs(example)
+    _check_example(network, args, kwargs)
+    program = _program(network, args, kwargs, list(layers))
+    with _quietly():
+        proto = torch.onnx.export(program, dynamo=True, opset_version=OPSET, verbose=False).model_proto  # type: ignore[union-attr]
+    return Captured(proto, network, args, kwargs, layers)
+
+
+class _WithWeights(nn.Module):
+    """A network whose weights are arguments."""
+
+    def __init__(self, network: nn.Module, names: list[str]) -> None:
+        super().__init__()
+        self.network, self.names = network, names
+
+    def forward(self, args: tuple[Tensor, ...], kwargs: dict[str, Tensor], weights: list[Tensor]) -> Any:
+        replaced = dict(zip(self.names, weights, strict=True))
+        return torch.func.functional_call(self.network, replaced, args, kwargs)
+
+
+def _program(network: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor], layers: list[str]) -> Any:
+    """Return the program of torch.export, for batches of any size where the network allows it."""
+    names = [f"{name}.weight" if name else "weight" for name in layers]
+    weights = [network.get_parameter(name).detach() for name in names]
+    any_batch = {0: torch.export.Dim.AUTO}
+    shapes = (tuple(any_batch for _ in args), dict.fromkeys(kwargs, any_batch), [None] * len(weights))
+    wrapped = _WithWeights(network, names).eval()
+    try:
+        with _quietly(), torch.no_grad():
+            return torch.export.export(wrapped, (args, kwargs, weights), dynamic_shapes=shapes, strict=False)
+    except Exception as error:  # torch.export raises errors of many kinds
+        reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise ValueError(
+            f"this network cannot be exported, because torch.export cannot trace it: {reason}; its forward code must "
+            "not decide by the values of tensors (use torch.where or torch.cond), and must return tensors"
+        ) from error
+
+
+@contextlib.contextmanager
+def _quietly() -> Iterator[None]:
+    """Keep the exporter from warning of its own code and of packages that are not installed."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+# --- the arguments ---------------------------------------------------------------------------------------------------
+
+
+def _check_types(model: nn.Module) -> None:
+    """Raise ValueError unless all real numbers of the network are float32."""
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if name.endswith("fingerprint"):
+            continue
+        if tensor.is_meta:
+            raise ValueError(f"{name!r} is on the meta device and has no values; load a file into the network first")
+        if tensor.is_floating_point() and tensor.dtype != torch.float32:
+            raise ValueError(f"{name!r} is of {tensor.dtype}, and a network of float32 is exported; call .float()")
+
+
+def _inputs(example: Example) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+    """Return the example as positional and named tensors; one sample is doubled: torch.export would insist on one."""
+    if isinstance(example, Tensor):
+        example = (example,)
+    tensors = list(example.values()) if isinstance(example, Mapping) else list(example)
+    for tensor in tensors:
+        if not isinstance(tensor, Tensor) or tensor.dim() == 0 or tensor.is_meta:
+            raise ValueError(
+                "an example input is a tensor with a batch axis, a sequence of such tensors or a dictionary of them by "
+                f"the names of the arguments; this is {_shown(tensor)}"
+            )
+    if not tensors:
+        raise ValueError("an example input has at least one tensor")
+    pairs = [torch.cat([t, t]) if len(t) == 1 else t for t in (t.detach().cpu() for t in tensors)]
+    return ((), dict(zip(example, pairs, strict=True))) if isinstance(example, Mapping) else (tuple(pairs), {})
+
+
+def _shown(value: object) -> str:
+    return f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+
+
+def _check_example(network: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
+    """Raise ValueError unless the network takes the example."""
+    try:
+        with torch.no_grad():
+            network(*args, **kwargs)
+    except Exception as error:
+        shapes = ", ".join(str(tuple(t.shape)) for t in (*args, *kwargs.values()))
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ValueError(f"the network does not take the example input of shape {shapes}: {reason}") from error

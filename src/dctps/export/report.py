@@ -1,0 +1,47 @@
+"""What an export has written: its size beside that of the dense file, how weights are stored, and the check."""
+
+import dataclasses
+from pathlib import Path
+
+from dctps.base.words import percent
+
+
+@dataclasses.dataclass(frozen=True)
+class WeightRow:
+    """How the weight of one sparse layer is stored; `why_dense` is None where its recipe is."""
+
+    name: str
+    offset: str | None
+    nnz: int
+    why_dense: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class ExportReport:
+    """An ONNX file, its size beside that of the dense file, and its largest difference from torch's outputs."""
+
+    file: Path
+    bytes: int
+    dense_bytes: int
+    opset: int
+    ir_version: int
+    any_batch: bool  # whether the file takes batches of any size
+    weights: list[WeightRow]
+    difference: float | None = None  # the largest one between the outputs of ONNX Runtime and of torch; None: unchecked
+    largest: float | None = None  # the largest absolute value of torch's outputs
+
+    def __str__(self) -> str:
+        share = percent(self.bytes / self.dense_bytes)
+        recipes = sum(row.why_dense is None for row in self.weights)
+        lines = [f"{self.file}: {self.bytes:,} bytes, with dense weights {self.dense_bytes:,} ({share})"]
+        lines.append(f"opset {self.opset}, IR version {self.ir_version}, {self._batch()}")
+        lines.append(f"weights stored as recipes: {recipes} of {len(self.weights)}")
+        lines += [
+            f"  {row.name or '(itself)'} is stored densely: {row.why_dense}" for row in self.weights if row.why_dense
+        ]
+        if self.difference is None:
+            return "\n".join([*lines, "the outputs were not compared with torch's"])
+        return "\n".join([*lines, f"largest difference from torch: {self.difference:.2g} of {self.largest:.3g}"])
+
+    def _batch(self) -> str:
+        return "batches of any size" if self.any_batch else "batches of the example's size, which the network asks for"
