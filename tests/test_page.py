@@ -369,7 +369,8 @@ def test_the_table_has_a_row_for_every_run():
     assert column(columns, "density") == [None, 0.1, 0.1]
     assert column(columns, "status") == ["done", "failed", "done"]
     assert column(columns, "test") == [90.0, None, 12.3457]
-    assert column(columns, "other settings") == ["", "", "lr 0.5"]
+    published = "offset dct, alpha 1.0"
+    assert column(columns, "other settings") == [published, published, f"{published}, lr 0.5"]
     assert column(columns, "epochs") == [3, 3, 3]
     assert column(columns, "network") == ["small CNN"] * 3
     assert column(columns, "seconds") == [1.5, None, 1.5]

@@ -99,7 +99,7 @@ def test_safetensors(tmp_path):
     assert load_model(other, tmp_path / "net.safetensors") == (set(), [])
     assert_same_network(net, other)
     with pytest.raises(RuntimeError, match="belongs to a layer with"):
-        load_model(network(offset="dct_signed"), tmp_path / "net.safetensors")
+        load_model(network(offset="dct"), tmp_path / "net.safetensors")
 
 
 def test_distributed_checkpoint(tmp_path):

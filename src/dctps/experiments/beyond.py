@@ -73,7 +73,7 @@ def longer(scale: Scale) -> Cells:
 
 # --- the scale of D ---------------------------------------------------------------------------------------------------
 
-SIGNED_LEVERAGE = f"{SIGNED}, leverage"
+SIGNED_LEVERAGE, HADAMARD_LEVERAGE = f"{SIGNED}, leverage", "Hadamard, channel order, signs, leverage"
 _LEVERAGE: Changes = {"offset": "dct_signed", "alpha": "leverage"}
 SCALES: dict[str, Changes] = {
     PUBLISHED: {"offset": "dct"},
@@ -90,7 +90,7 @@ CONTROLS: dict[str, Changes] = {
     f"{SIGNED_LEVERAGE}, S frozen": {**_LEVERAGE, "frozen": "values"},
     f"{SIGNED_LEVERAGE}, BatchNorm frozen": {**_LEVERAGE, "frozen": "norms"},
     "random rotation, leverage": {"offset": "rotation", "alpha": "leverage"},
-    "Hadamard, channel order, signs, leverage": {"offset": "hadamard/channel/channel/lowest/0", "alpha": "leverage"},
+    HADAMARD_LEVERAGE: {"offset": "hadamard/channel/channel/lowest/0", "alpha": "leverage"},
     "no offset": {"offset": None},
 }
 # without BatchNorm leverage changes nothing; the values may have a learning rate of their own

@@ -11,7 +11,18 @@ from typing import Any
 
 from dctps.analysis.figures.style import MOST_LINES
 from dctps.analysis.looks import PRESERVE
-from dctps.experiments.beyond import CONTROLS, DEFAULT, OFFSET_LINES, PRESERVED, PUBLISHED, SCALES, SIGNED_LEVERAGE
+from dctps.experiments.beyond import (
+    CONTROLS,
+    DEFAULT,
+    HADAMARD_LEVERAGE,
+    OFFSET_LINES,
+    PRESERVED,
+    PUBLISHED,
+    SCALES,
+    SIGNED,
+    SIGNED_LEVERAGE,
+    UNNORMALISED_LINES,
+)
 from dctps.experiments.paper import DENSE, OURS, PRUNING, RANDOM, RULES
 
 GROUPS: dict[str, dict[str, Sequence[str]]] = {  # experiment -> title of the part -> its lines
@@ -25,7 +36,12 @@ GROUPS: dict[str, dict[str, Sequence[str]]] = {  # experiment -> title of the pa
         "Hadamard, and no offset": [PUBLISHED, *(name for name in OFFSET_LINES if not name.startswith("DCT"))],
         "alphas that preserve the variance": [name + end for name in PRESERVED for end in ("", PRESERVE)],
     },
-    "scale": {"scales of D": list(SCALES), "controls": [PUBLISHED, SIGNED_LEVERAGE, *CONTROLS]},
+    "scale": {
+        "offsets and rules": [*(n for n in SCALES if "alpha 0" not in n), HADAMARD_LEVERAGE],
+        "numbers for alpha": [n for n in SCALES if n.startswith(SIGNED) and not n.endswith("fixed")],
+        "controls": [SIGNED_LEVERAGE, *(n for n in CONTROLS if n != HADAMARD_LEVERAGE)],
+        "without BatchNorm": list(UNNORMALISED_LINES),
+    },
     "vgg19": {
         "fixed supports": ("Random (EPL)", *PRUNING, "DCTpS", DEFAULT),
         "rewired supports": (*OURS, f"{DEFAULT} + RigL"),
