@@ -57,7 +57,8 @@ test-plain: build/plain  ## the fast tests on an installation without the native
 check-native: build/sanitized  ## the kernels' tests under the address and undefined-behaviour sanitizers
 	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" ASAN_OPTIONS=detect_leaks=0 \
 	  build/sanitized/bin/python -m pytest --quiet -n auto -p no:cacheprovider -m 'not slow' \
-	  tests/test_kernels.py tests/test_direct_kernels.py tests/test_geometry_fuzz.py tests/test_normalise.py tests/test_finish.py
+	  tests/test_kernels.py tests/test_direct_kernels.py tests/test_geometry_fuzz.py tests/test_normalise.py tests/test_finish.py \
+	  tests/test_streamline.py
 
 check: format lint types  ## format, lint, types and the fast tests
 	$(BIN)/python -m pytest --quiet -m 'not process and not slow'
