@@ -30,7 +30,9 @@ if TYPE_CHECKING:
     from dctps.nn.convert import densify, sparsify, sparsify_norms
     from dctps.nn.costs import count_ops
     from dctps.nn.decay import param_groups
+    from dctps.nn.finetune import unmerge
     from dctps.nn.fuse import fuse
+    from dctps.nn.layer_kinds import LAYER_KINDS, LayerKind
     from dctps.nn.layers import DpsConv1d, DpsConv2d, DpsConv3d, DpsLinear
     from dctps.nn.report import report
     from dctps.nn.running_statistics import recalibrate
@@ -41,6 +43,7 @@ __all__ = [
     "ALLOCATIONS",
     "ALPHAS",
     "DSR",
+    "LAYER_KINDS",
     "METHODS",
     "OFFSETS",
     "PROJECTIONS",
@@ -51,6 +54,7 @@ __all__ = [
     "DpsConv2d",
     "DpsConv3d",
     "DpsLinear",
+    "LayerKind",
     "Offset",
     "RigL",
     "Subspace",
@@ -74,12 +78,14 @@ __all__ = [
     "sparsify",
     "sparsify_norms",
     "train",
+    "unmerge",
 ]
 
 PLACES = {
     "ALLOCATIONS": "dctps.core.allocation",
     "ALPHAS": "dctps.core.alphas",
     "DSR": "dctps.methods.rewiring.dsr",
+    "LAYER_KINDS": "dctps.nn.layer_kinds",
     "METHODS": "dctps.methods.pruning",
     "OFFSETS": "dctps.core.offsets",
     "PROJECTIONS": "dctps.methods.subspace.projections",
@@ -90,6 +96,7 @@ PLACES = {
     "DpsConv2d": "dctps.nn.layers",
     "DpsConv3d": "dctps.nn.layers",
     "DpsLinear": "dctps.nn.layers",
+    "LayerKind": "dctps.nn.layer_kinds",
     "Offset": "dctps.core.offsets",
     "RigL": "dctps.methods.rewiring.rigl",
     "Subspace": "dctps.methods.subspace.subspace",
@@ -113,6 +120,7 @@ PLACES = {
     "sparsify": "dctps.nn.convert",
     "sparsify_norms": "dctps.nn.convert",
     "train": "dctps.train",
+    "unmerge": "dctps.nn.finetune",
 }
 
 if not TYPE_CHECKING:  # with `__getattr__`, every name would exist for a type checker

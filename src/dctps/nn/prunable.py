@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import ParametrizationList
 
 from dctps.nn.dps_layer import DpsLayer
+from dctps.nn.fine_tuned import FineTuned
 from dctps.nn.layers import DpsConv1d, DpsConv2d, DpsConv3d, DpsLinear
 
 LAYERS: dict[type[nn.Module], type[DpsLayer]] = {  # the layers of torch, and their sparse versions
@@ -56,7 +57,9 @@ def _weighted(model: nn.Module) -> Iterator[tuple[str, nn.Module, str | None]]:
     read_directly = {id(m.out_proj) for m in model.modules() if isinstance(m, nn.MultiheadAttention)}
     for name, module in model.named_modules():
         matrices = [p for p in module.parameters(recurse=False) if nn.parameter.is_lazy(p) or p.dim() >= 2]
-        if isinstance(module, DpsLayer | ParametrizationList) or not (matrices or isinstance(module, tuple(LAYERS))):
+        if isinstance(module, DpsLayer | FineTuned | ParametrizationList) or not (
+            matrices or isinstance(module, tuple(LAYERS))
+        ):
             continue
         if id(module) in read_directly:
             yield name, module, "the output projection that torch's attention reads directly"
