@@ -10,6 +10,7 @@ from dctps.base.lazy import lazy_names
 
 if TYPE_CHECKING:
     from dctps import data, models, train
+    from dctps.checkpoint.adapters import Adapter, detach
     from dctps.checkpoint.contents import CheckpointError
     from dctps.checkpoint.load import load
     from dctps.checkpoint.save import save
@@ -48,6 +49,7 @@ __all__ = [
     "OFFSETS",
     "PROJECTIONS",
     "SET",
+    "Adapter",
     "CheckpointError",
     "CollapseError",
     "DpsConv1d",
@@ -64,6 +66,7 @@ __all__ = [
     "count_ops",
     "data",
     "densify",
+    "detach",
     "fuse",
     "imp",
     "load",
@@ -90,6 +93,7 @@ PLACES = {
     "OFFSETS": "dctps.core.offsets",
     "PROJECTIONS": "dctps.methods.subspace.projections",
     "SET": "dctps.methods.rewiring.set",
+    "Adapter": "dctps.checkpoint.adapters",
     "CheckpointError": "dctps.checkpoint.contents",
     "CollapseError": "dctps.methods.pruning.collapse",
     "DpsConv1d": "dctps.nn.layers",
@@ -106,6 +110,7 @@ PLACES = {
     "count_ops": "dctps.nn.costs",
     "data": "dctps.data",
     "densify": "dctps.nn.convert",
+    "detach": "dctps.checkpoint.adapters",
     "fuse": "dctps.nn.fuse",
     "imp": "dctps.methods.lottery",
     "load": "dctps.checkpoint.load",

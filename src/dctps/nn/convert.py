@@ -206,7 +206,7 @@ def _fine_tune(
         supports = _draw_supports(shapes, density, allocation, seed, "weights")
     else:
         _check_supports(supports, shapes)
-    attach(model, weights, make_parts(weights, supports, backend=backend, scaled=scaled), trained)
+    attach(model, weights, make_parts(weights, supports, backend=backend, scaled=supports if scaled else ()), trained)
     asked = (
         None if density is None else Request(density, budget(sum(map(math.prod, shapes.values())), density), allocation)
     )

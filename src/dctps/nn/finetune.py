@@ -5,7 +5,7 @@ Layers stay the objects that they are (`fine_tuned.py`). W0 and every other para
 """
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import torch
@@ -59,13 +59,15 @@ class MadePart(NamedTuple):
 
 
 def make_parts(
-    weights: Mapping[str, Tunable], supports: Mapping[str, Support], *, backend: str, scaled: bool
+    weights: Mapping[str, Tunable], supports: Mapping[str, Support], *, backend: str, scaled: Container[str]
 ) -> dict[str, MadePart]:
     """Return S = 0 for each support, by the name of the weight; the network is not changed.
 
-    scaled: whether W0 gets a scale alpha that trains.
+    scaled: the names of the weights whose W0 gets a scale alpha that trains.
     """
-    return {name: _make_part(name, weights[name], support, backend, scaled) for name, support in supports.items()}
+    return {
+        name: _make_part(name, weights[name], support, backend, name in scaled) for name, support in supports.items()
+    }
 
 
 def _make_part(name: str, weight: Tunable, support: Support, backend: str, scaled: bool) -> MadePart:
@@ -148,7 +150,7 @@ def merge(model: nn.Module) -> None:
     for weight in tuned.values():
         weight.base.copy_(weight.part.added_to(weight.base))
     detach(model, restore=False)
-    weights = tunable(model)
+    weights = tunable(model, frozen_too=True)
     merged = {
         name: _Merged(weights[name], made[name], old[name], _entries(w.base, w.part)) for name, w in tuned.items()
     }

@@ -26,10 +26,14 @@ class Tunable(NamedTuple):
     uses: list[Use]
 
 
-def tunable(model: nn.Module) -> dict[str, Tunable]:
-    """Return the weights of a plain network that can be fine-tuned, by name (`fine_tuned.weight_name`)."""
+def tunable(model: nn.Module, *, frozen_too: bool = False) -> dict[str, Tunable]:
+    """Return the weights of a plain network that can be fine-tuned, by name (`fine_tuned.weight_name`).
+
+    frozen_too: whether frozen weights of a network that trains are among them.
+    """
     names, found = dict[int, str](), dict[str, Tunable]()
-    refused = {id(base) for _, _, base, reason in _weights(model) if reason is not None}
+    allowed = (None, _FROZEN) if frozen_too else (None,)
+    refused = {id(base) for _, _, base, reason in _weights(model) if reason not in allowed}
     for name, use, base, _ in _weights(model):
         if id(base) not in refused:
             first = names.setdefault(id(base), name)
