@@ -12,8 +12,10 @@ if TYPE_CHECKING:
     from dctps import data, models, train
     from dctps.checkpoint.adapters import Adapter, detach
     from dctps.checkpoint.contents import CheckpointError
+    from dctps.checkpoint.folder import from_pretrained, save_pretrained
     from dctps.checkpoint.load import load
     from dctps.checkpoint.save import save
+    from dctps.checkpoint.shira import export_shira, import_shira
     from dctps.core.allocation import ALLOCATIONS, allocate
     from dctps.core.alphas import ALPHAS
     from dctps.core.offsets import OFFSETS, Offset, TransformOffset
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from dctps.nn.fuse import fuse
     from dctps.nn.layer_kinds import LAYER_KINDS, LayerKind
     from dctps.nn.layers import DpsConv1d, DpsConv2d, DpsConv3d, DpsLinear
+    from dctps.nn.masks import masked_supports
     from dctps.nn.report import report
     from dctps.nn.running_statistics import recalibrate
 
@@ -67,9 +70,13 @@ __all__ = [
     "data",
     "densify",
     "detach",
+    "export_shira",
+    "from_pretrained",
     "fuse",
     "imp",
+    "import_shira",
     "load",
+    "masked_supports",
     "models",
     "param_groups",
     "project",
@@ -77,6 +84,7 @@ __all__ = [
     "recalibrate",
     "report",
     "save",
+    "save_pretrained",
     "set_density",
     "sparsify",
     "sparsify_norms",
@@ -111,9 +119,13 @@ PLACES = {
     "data": "dctps.data",
     "densify": "dctps.nn.convert",
     "detach": "dctps.checkpoint.adapters",
+    "export_shira": "dctps.checkpoint.shira",
+    "from_pretrained": "dctps.checkpoint.folder",
     "fuse": "dctps.nn.fuse",
     "imp": "dctps.methods.lottery",
+    "import_shira": "dctps.checkpoint.shira",
     "load": "dctps.checkpoint.load",
+    "masked_supports": "dctps.nn.masks",
     "models": "dctps.models",
     "param_groups": "dctps.nn.decay",
     "project": "dctps.methods.subspace.subspace",
@@ -121,6 +133,7 @@ PLACES = {
     "recalibrate": "dctps.nn.running_statistics",
     "report": "dctps.nn.report",
     "save": "dctps.checkpoint.save",
+    "save_pretrained": "dctps.checkpoint.folder",
     "set_density": "dctps.methods.density",
     "sparsify": "dctps.nn.convert",
     "sparsify_norms": "dctps.nn.convert",

@@ -18,6 +18,7 @@ EXTRAS = {
     "onnxscript": ("onnxscript", "peers"),
     "onnxruntime": ("onnxruntime", "peers"),
     "openvino": ("openvino", "peers"),
+    "huggingface_hub": ("huggingface_hub", "hub"),
 }
 
 
