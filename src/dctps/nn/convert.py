@@ -224,9 +224,12 @@ def _check_scale(alpha: AlphaLike) -> None:
 # --- the layers to convert -------------------------------------------------------------------------------------------
 
 
-def targets(model: nn.Module, exclude: Exclude) -> dict[str, nn.Module]:
-    """Return the layers to convert, by name; raise ValueError if there is none."""
-    layers = _without_excluded(model, prunable(model), exclude)
+def targets(model: nn.Module, exclude: Exclude, *, frozen_too: bool = False) -> dict[str, nn.Module]:
+    """Return the layers to convert, by name; raise ValueError if there is none.
+
+    frozen_too: whether layers whose weight is frozen are among them.
+    """
+    layers = _without_excluded(model, prunable(model, frozen_too=frozen_too), exclude)
     if not layers:
         reasons = "".join(f"\n  {name}: {reason}" for name, reason in left_dense(model))
         excluded = " (all are excluded)" if prunable(model) else ""

@@ -78,6 +78,8 @@ def _make_part(name: str, weight: Tunable, support: Support, backend: str, scale
         apart = all(p.geometry == part.geometry for p in made)
         if not apart:
             part = part_of_weight(weight.uses[0].layer, weight.uses[0].key, support, options)
+    if len(weight.uses) > 1:
+        part.shows_gradient = False
     if scaled:
         part.scale_base()
     return MadePart(part, apart)

@@ -177,7 +177,7 @@ LAYER_KINDS: dict[type[nn.Module] | str, LayerKind] = {  # a class, or the full 
     nn.MultiheadAttention: LayerKind(
         ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight"), guarded=False
     ),
-    NonDynamicallyQuantizableLinear: LayerKind(forward=_linear, part=_part_of_linear, guarded=False),
+    NonDynamicallyQuantizableLinear: LayerKind(guarded=False),  # the projection behind torch's attention
     nn.RNNBase: LayerKind((), why_not=_why_not_recurrent),
     nn.RNNCellBase: LayerKind(("weight_ih", "weight_hh")),
     "transformers.pytorch_utils.Conv1D": LayerKind(forward=_stored_transposed),

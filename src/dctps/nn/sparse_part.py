@@ -98,6 +98,8 @@ class PartOfConv3d(SparsePart, DpsConv3d):
 class PartOfWeight(SparsePart):
     """S for all other layers, which do not call it: they ask for its adjoint, for rows or for W0 + S."""
 
+    shows_gradient = False
+
     def __init__(
         self,
         geometry: Geometry,
