@@ -165,7 +165,7 @@ def set_layer(**fields):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"manifest": lambda m: m.update(version=3)}, "format version 3, this dctps reads up to 2; upgrade"),
+        ({"manifest": lambda m: m.update(version=4)}, "format version 4, this dctps reads up to 3; upgrade"),
         ({"manifest": lambda m: m.pop("version")}, "without a version"),
         ({"manifest": lambda m: m.update(version="1")}, "without a version"),
         ({"metadata": lambda m: m.pop("dctps")}, "without a dctps manifest"),

@@ -10,9 +10,12 @@ from dctps.base.lazy import lazy_names
 
 if TYPE_CHECKING:
     from dctps import data, models, train
+    from dctps.checkpoint.adapters import Adapter, detach
     from dctps.checkpoint.contents import CheckpointError
+    from dctps.checkpoint.folder import from_pretrained, save_pretrained
     from dctps.checkpoint.load import load
     from dctps.checkpoint.save import save
+    from dctps.checkpoint.shira import export_shira, import_shira
     from dctps.core.allocation import ALLOCATIONS, allocate
     from dctps.core.alphas import ALPHAS, Leverage
     from dctps.core.offsets import OFFSETS, Offset, TransformOffset
@@ -31,8 +34,11 @@ if TYPE_CHECKING:
     from dctps.nn.convert import densify, sparsify, sparsify_norms
     from dctps.nn.costs import count_ops
     from dctps.nn.decay import param_groups
+    from dctps.nn.finetune import unmerge
     from dctps.nn.fuse import fuse
+    from dctps.nn.layer_kinds import LAYER_KINDS, LayerKind
     from dctps.nn.layers import DpsConv1d, DpsConv2d, DpsConv3d, DpsLinear
+    from dctps.nn.masks import masked_supports
     from dctps.nn.report import report
     from dctps.nn.running_statistics import recalibrate
     from dctps.nn.streamline import streamline
@@ -43,16 +49,19 @@ __all__ = [
     "ALLOCATIONS",
     "ALPHAS",
     "DSR",
+    "LAYER_KINDS",
     "METHODS",
     "OFFSETS",
     "PROJECTIONS",
     "SET",
+    "Adapter",
     "CheckpointError",
     "CollapseError",
     "DpsConv1d",
     "DpsConv2d",
     "DpsConv3d",
     "DpsLinear",
+    "LayerKind",
     "Leverage",
     "Offset",
     "RigL",
@@ -63,10 +72,15 @@ __all__ = [
     "count_ops",
     "data",
     "densify",
+    "detach",
     "export_onnx",
+    "export_shira",
+    "from_pretrained",
     "fuse",
     "imp",
+    "import_shira",
     "load",
+    "masked_supports",
     "models",
     "param_groups",
     "project",
@@ -74,28 +88,33 @@ __all__ = [
     "recalibrate",
     "report",
     "save",
+    "save_pretrained",
     "set_density",
     "sparsify",
     "sparsify_norms",
     "streamline",
     "train",
+    "unmerge",
 ]
 
 PLACES = {
     "ALLOCATIONS": "dctps.core.allocation",
     "ALPHAS": "dctps.core.alphas",
-    "Leverage": "dctps.core.alphas",
     "DSR": "dctps.methods.rewiring.dsr",
+    "LAYER_KINDS": "dctps.nn.layer_kinds",
     "METHODS": "dctps.methods.pruning",
     "OFFSETS": "dctps.core.offsets",
     "PROJECTIONS": "dctps.methods.subspace.projections",
     "SET": "dctps.methods.rewiring.set",
+    "Adapter": "dctps.checkpoint.adapters",
     "CheckpointError": "dctps.checkpoint.contents",
     "CollapseError": "dctps.methods.pruning.collapse",
     "DpsConv1d": "dctps.nn.layers",
     "DpsConv2d": "dctps.nn.layers",
     "DpsConv3d": "dctps.nn.layers",
     "DpsLinear": "dctps.nn.layers",
+    "LayerKind": "dctps.nn.layer_kinds",
+    "Leverage": "dctps.core.alphas",
     "Offset": "dctps.core.offsets",
     "RigL": "dctps.methods.rewiring.rigl",
     "Subspace": "dctps.methods.subspace.subspace",
@@ -105,10 +124,15 @@ PLACES = {
     "count_ops": "dctps.nn.costs",
     "data": "dctps.data",
     "densify": "dctps.nn.convert",
+    "detach": "dctps.checkpoint.adapters",
     "export_onnx": "dctps.export.onnx_file",
+    "export_shira": "dctps.checkpoint.shira",
+    "from_pretrained": "dctps.checkpoint.folder",
     "fuse": "dctps.nn.fuse",
     "imp": "dctps.methods.lottery",
+    "import_shira": "dctps.checkpoint.shira",
     "load": "dctps.checkpoint.load",
+    "masked_supports": "dctps.nn.masks",
     "models": "dctps.models",
     "param_groups": "dctps.nn.decay",
     "project": "dctps.methods.subspace.subspace",
@@ -116,11 +140,13 @@ PLACES = {
     "recalibrate": "dctps.nn.running_statistics",
     "report": "dctps.nn.report",
     "save": "dctps.checkpoint.save",
+    "save_pretrained": "dctps.checkpoint.folder",
     "set_density": "dctps.methods.density",
     "sparsify": "dctps.nn.convert",
     "sparsify_norms": "dctps.nn.convert",
     "streamline": "dctps.nn.streamline",
     "train": "dctps.train",
+    "unmerge": "dctps.nn.finetune",
 }
 
 if not TYPE_CHECKING:  # with `__getattr__`, every name would exist for a type checker

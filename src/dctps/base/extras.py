@@ -18,6 +18,7 @@ EXTRAS = {
     "onnxscript": ("onnxscript", "onnx"),
     "onnxruntime": ("onnxruntime", "onnx"),
     "openvino": ("openvino", "peers"),
+    "huggingface_hub": ("huggingface_hub", "hub"),
 }
 
 

@@ -27,10 +27,12 @@ from torch import Tensor
 from dctps.checkpoint.manifest import ALPHA, DTYPES, NORMS, VALUES, Entry, LayerEntry, NormEntry
 from dctps.checkpoint.manifest import POSITIONS as POSITIONS
 from dctps.core.elias_fano import decode
+from dctps.core.offsets import PRETRAINED
 from dctps.core.support import Support
 
 # Version 2 adds sparse BatchNorm layers and files without running statistics. A file that has neither says 1.
 VERSION = 2
+ADAPTER_VERSION = 3  # the version of the file of an adapter, which holds no weights W0 (`adapter_file.py`)
 RESERVED = "dctps/"  # the names of packed tensors begin with it
 
 
@@ -50,6 +52,7 @@ class Contents:
     rest: dict[str, Tensor]  # by name in the state_dict
     tensors: dict[str, Tensor]  # all tensors of the file, by their names there
     statistics: bool  # whether the running statistics of BatchNorm are in the file
+    base: str | None = None  # of an adapter: the fingerprint of the weights W0
 
 
 def digest_of(manifest: str, tensors: dict[str, Tensor]) -> str:
@@ -72,15 +75,26 @@ def read(path: str | os.PathLike[str]) -> Contents:
         raise FileNotFoundError(f"there is no file {str(path)!r}")
     manifest, tensors = _open(path)
     try:
-        entries = [LayerEntry.from_json(entry) for entry in manifest["layers"]]
+        base, defaults = manifest.get("base"), manifest.get("defaults", {})
+        entries = [LayerEntry.from_json({**defaults, **entry}) for entry in manifest["layers"]]
+        _check_kind(manifest["version"], base, entries)
         norms = [NormEntry.from_json(entry) for entry in manifest.get("norms", [])]
         if len({entry.name for entry in (*entries, *norms)}) != len(entries) + len(norms):
             raise ValueError("a layer is listed twice")
         if type(statistics := manifest.get("statistics", True)) is not bool:
             raise ValueError(f"statistics {statistics!r} is neither true nor false")
-        return _unpack(entries, norms, tensors, dict(manifest.get("tied", {})), statistics)
+        contents = _unpack(entries, norms, tensors, dict(manifest.get("tied", {})), statistics)
+        return dataclasses.replace(contents, base=base)
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
         raise CheckpointError(f"{path} is inconsistent: {error}; it was not written by dctps.save") from error
+
+
+def _check_kind(version: int, base: Any, entries: list[LayerEntry]) -> None:
+    """Raise ValueError unless this is the file of a network, or of an adapter with a fingerprint of its base."""
+    if (version == ADAPTER_VERSION) != (type(base) is str) or (base is not None and not entries):
+        raise ValueError(f"version {version} with the base {base!r} is neither a network nor an adapter")
+    if any((entry.offset == PRETRAINED) != (base is not None) for entry in entries):
+        raise ValueError("the layers of an adapter have the offset 'pretrained', and no others have it")
 
 
 def _open(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -109,8 +123,9 @@ def _check_version(path: Path, manifest: Any) -> None:
     version = manifest.get("version") if isinstance(manifest, dict) else None
     if type(version) is not int or version < 1:
         raise CheckpointError(f"{path} has a manifest without a version; it was not written by dctps.save")
-    if version > VERSION:
-        raise CheckpointError(f"{path} has format version {version}, this dctps reads up to {VERSION}; upgrade dctps")
+    if version > ADAPTER_VERSION:
+        known = ADAPTER_VERSION
+        raise CheckpointError(f"{path} has format version {version}, this dctps reads up to {known}; upgrade dctps")
 
 
 def _unpack(

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from dctps.checkpoint.adapter_file import as_adapter
+from dctps.checkpoint.adapters import Adapter
 from dctps.checkpoint.contents import CheckpointError, Contents, read
 from dctps.checkpoint.manifest import LayerEntry, NormEntry
 from dctps.checkpoint.matching import check_distinct, check_rest, check_tied, find_layer, find_norm, with_statistics
@@ -29,6 +31,7 @@ def load(
     *,
     backend: str = AUTO,
     device: torch.device | str | None = None,
+    strict: bool = True,
 ) -> nn.Module:
     """Load a file into a network of the same architecture, in place, and return it (for a single layer: the new layer).
 
@@ -36,6 +39,9 @@ def load(
     stays. The whole model moves to `device`; by default it stays where it is, and meta tensors become real ones on the
     CPU. If anything does not fit, CheckpointError says what, and the model is as it was. A file without running
     statistics resets those of the model and warns.
+
+    The file of a fine-tuned network is loaded into the network that was fine-tuned, plain or with another adapter, and
+    `detach` undoes it. It is refused where the weights W0 are others, or with `strict=False` used with a warning.
     """
     if isinstance(path, nn.Module):
         raise TypeError("load(path, model) takes the path of a file first, then the network; the arguments are swapped")
@@ -43,6 +49,11 @@ def load(
     check_backend(backend)
     check_device(device)
     contents, outer, model = read(path), model, unwrapped(model)
+    if contents.base is not None:
+        _attach_adapter(path, contents, model, strict, backend)
+        return outer if device is None else outer.to(device)
+    if not strict:
+        raise ValueError("strict=False is for the files of fine-tuned networks; this file holds a whole network")
     target = torch.device(device or "cpu")
     try:
         contents = with_statistics(contents, model)
@@ -70,6 +81,15 @@ def load(
         advice = "call dctps.recalibrate(model, batches) before evaluating it"
         warnings.warn(f"{path} holds no running statistics of BatchNorm layers; {advice}", stacklevel=2)
     return result if outer is model else outer
+
+
+def _attach_adapter(
+    path: str | os.PathLike[str], contents: Contents, model: nn.Module, strict: bool, backend: str
+) -> None:
+    try:
+        Adapter(((1.0, as_adapter(contents)),)).attach(model, strict=strict, backend=backend)
+    except ValueError as error:
+        raise CheckpointError(f"{path} does not fit this network: {error}") from error
 
 
 # --- the sparse layers ----------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import torch
 
 from dctps.core.elias_fano import coded_length
-from dctps.core.offsets import TransformOffset
+from dctps.core.offsets import PRETRAINED, TransformOffset
 from dctps.core.support import Support
 
 # The names of the packed tensors; behind the first two stands a dtype.
@@ -71,11 +71,12 @@ class LayerEntry(Entry):
         super()._check()
         if len(self.shape) < 2 or type(self.train_alpha) is not bool:
             raise ValueError(f"a layer cannot have shape {self.shape} and train_alpha {self.train_alpha!r}")
-        if self.offset is not None:
+        if self.offset not in (None, PRETRAINED):
             TransformOffset.parse(self.offset)
 
     def _value_lengths(self) -> dict[str, int]:
-        return {VALUES + self.dtype: self.nnz} | ({} if self.offset is None else {ALPHA: 1})
+        has_alpha = self.train_alpha if self.offset == PRETRAINED else self.offset is not None
+        return {VALUES + self.dtype: self.nnz} | ({ALPHA: 1} if has_alpha else {})
 
 
 @dataclasses.dataclass(frozen=True)

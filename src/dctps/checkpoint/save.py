@@ -12,12 +12,15 @@ from safetensors.torch import save as serialize
 from torch import Tensor, nn
 
 from dctps.base.files import write_atomically
+from dctps.checkpoint.adapter_file import write_adapter
+from dctps.checkpoint.adapter_state import state_of
 from dctps.checkpoint.contents import RESERVED, VERSION, CheckpointError, digest_of
 from dctps.checkpoint.manifest import ALPHA, DTYPES, NORMS, POSITIONS, VALUES, Entry, LayerEntry, NormEntry, valid_seed
 from dctps.core.elias_fano import encode
 from dctps.core.patch_offset import PatchOffset
 from dctps.nn.batchnorm import SparseBatchNorm
 from dctps.nn.dps_layer import DpsLayer
+from dctps.nn.fine_tuned import tuned_weights
 from dctps.nn.foreign import check_network
 from dctps.nn.prunable import state_keys
 from dctps.nn.running_statistics import STATISTICS, tracked_norms
@@ -25,18 +28,27 @@ from dctps.nn.supported import EXTRA
 from dctps.nn.wrappers import unwrapped
 
 
-def save(model: nn.Module, path: str | os.PathLike[str], *, statistics: bool = True) -> None:
+def save(
+    model: nn.Module, path: str | os.PathLike[str], *, statistics: bool = True, dtype: torch.dtype | None = None
+) -> None:
     """Save a sparse network to one file; a reader of the path sees the old file or the new one, never a part.
 
     A support that a seed gives is saved as that seed; any other takes about log2(size / nnz) + 2 bits a value. D is not
     saved, only the name of the offset. A network with an offset of your own class cannot be saved, because a file
-    cannot name it.
+    cannot name it. Of a fine-tuned network the file holds what fine-tuning has made and a fingerprint of the weights W0
+    (docs/finetuning.md).
 
     statistics: whether to save the running statistics of BatchNorm layers, two numbers a channel. Without them the
         loaded network must see some data, by `recalibrate`, before it can be evaluated.
+    dtype: the type of the values of a fine-tuned network in the file, as torch.float16; by default it is their own.
     """
     check_network(model, "save(model, path)", path)
     model = unwrapped(model)
+    if tuned_weights(model):
+        _save_adapter(model, path, dtype)
+        return
+    if dtype is not None:
+        raise ValueError("dtype= is for fine-tuned networks; convert this network with .to() and save it then")
     layers = {name: m for name, m in model.named_modules() if isinstance(m, DpsLayer | SparseBatchNorm)}
     if not layers:
         raise CheckpointError("this network has no sparse layer; save its state_dict with safetensors instead")
@@ -57,6 +69,14 @@ def save(model: nn.Module, path: str | os.PathLike[str], *, statistics: bool = T
     metadata = {"dctps": text, "digest": digest_of(text, tensors)}
     content = serialize(tensors, metadata)  # save_file would leave its temporary file behind if it is killed
     write_atomically(path, lambda temporary: temporary.write_bytes(content))
+
+
+def _save_adapter(model: nn.Module, path: str | os.PathLike[str], dtype: torch.dtype | None) -> None:
+    try:
+        state = state_of(model)
+    except ValueError as error:
+        raise CheckpointError(str(error)) from error
+    write_adapter(state, path, dtype)
 
 
 def _layer_entry(name: str, layer: DpsLayer) -> LayerEntry:

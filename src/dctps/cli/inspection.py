@@ -41,7 +41,8 @@ def _parts(path: Path) -> Iterator[str | Table]:
         yield _tensors(tensors)
     else:
         contents = read(path)
-        yield f"{path}: a network of dctps.save, with {len(contents.entries)} sparse layers"
+        what = "a network" if contents.base is None else f"an adapter (base {contents.base})"
+        yield f"{path}: {what} of dctps.save, with {len(contents.entries)} sparse layers"
         yield _layers(contents)
         yield _bytes(contents, path.stat().st_size)
 

@@ -106,16 +106,22 @@ def _bind(recipe: TransformOffset, weight_shape: tuple[int, ...]) -> PatchOffset
     return PatchOffset(recipe, weight_shape)
 
 
+PRETRAINED = "pretrained"  # the name of W0, the weight that a layer has already; `sparsify` alone can take it
 OffsetLike = str | TransformOffset | Offset | Callable[[tuple[int, ...]], Offset] | None
 
 
 def resolve(offset: OffsetLike, weight_shape: Sequence[int]) -> Offset | None:
     """Return the offset of a weight; a user may pass a name, a recipe, an `Offset`, or a function of the shape.
 
-    None and the names "none" and "None" mean no offset.
+    None and the names "none" and "None" mean no offset. The name "pretrained" is refused: that offset has no rule.
     """
     if is_none(offset):
         return None
+    if offset == PRETRAINED:
+        raise ValueError(
+            "offset='pretrained' is the weight that a layer has already, so it is for sparsify alone: "
+            "dctps.sparsify(model, density, offset='pretrained')"
+        )
     if isinstance(offset, str):
         offset = TransformOffset.parse(offset)
     if isinstance(offset, TransformOffset):

@@ -89,6 +89,36 @@ class Support:
             raise ValueError(f"a mask is a boolean tensor, not {mask.dtype}; compare it first, as in mask != 0")
         return cls(tuple(mask.shape), mask.flatten().nonzero().flatten())
 
+    @classmethod
+    def from_sparse(cls, tensor: Tensor) -> "Support":
+        """Return the places that a sparse tensor of torch names, in whatever layout; zeros that it stores count.
+
+        >>> Support.from_sparse(torch.eye(3).to_sparse_csr()).positions.tolist()
+        [0, 4, 8]
+        """
+        if tensor.layout == torch.strided or tensor.dense_dim() > 0:
+            raise ValueError("expected a sparse tensor whose entries are single numbers; a mask goes to from_mask")
+        if tensor.layout == torch.sparse_coo:
+            places = tensor.detach().coalesce().indices()
+        else:  # ones in place of the values, because a conversion may drop zeros
+            compressed = tensor.layout in (torch.sparse_csr, torch.sparse_bsr)
+            outer = tensor.crow_indices() if compressed else tensor.ccol_indices()
+            inner = tensor.col_indices() if compressed else tensor.row_indices()
+            ones = torch.ones_like(tensor.values())
+            same = torch.sparse_compressed_tensor(outer, inner, ones, tensor.shape, layout=tensor.layout)
+            places = same.to_sparse_coo().coalesce().indices()
+        flat = places.new_zeros(places.shape[1])
+        for axis, size in zip(places, tensor.shape, strict=True):
+            flat = flat * size + axis
+        return cls(tuple(tensor.shape), flat.sort().values)
+
+    @classmethod
+    def from_rows(cls, shape: Sequence[int], rows: Sequence[int]) -> "Support":
+        """Return the support of whole rows of a matrix, as of some tokens of an embedding."""
+        mask = torch.zeros(tuple(shape), dtype=torch.bool)
+        mask[torch.as_tensor(rows, dtype=torch.int64)] = True
+        return cls.from_mask(mask)
+
 
 def _checked(positions: Tensor, shape: tuple[int, ...]) -> Tensor:
     """Return the positions in the narrowest index type; raise ValueError where they are no support of this shape."""

@@ -7,18 +7,19 @@ was.
 import fnmatch
 import math
 from collections.abc import Iterable, Mapping
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from dctps.core.allocation import budget, check_at_least_one, check_density, draw_supports
-from dctps.core.offsets import Offset, OffsetLike, resolve
+from dctps.core.offsets import PRETRAINED, Offset, OffsetLike, resolve
 from dctps.core.support import Support, derive_seed
 from dctps.nn.alphas import AlphaLike, choose_alphas
 from dctps.nn.batchnorm import SparseBatchNorm, prunable_norms
 from dctps.nn.dps_layer import DpsLayer
+from dctps.nn.finetune import attach, before, make_parts, merge, tuning_targets
 from dctps.nn.foreign import check_adapters, check_device, check_network, mark_config, warn_of_loss
 from dctps.nn.fuse import mark, unfuse
 from dctps.nn.meta import materialise, take_tensors
@@ -32,8 +33,11 @@ from dctps.nn.replace import (
     replace_layers,
 )
 from dctps.nn.report import Request, attach_request
+from dctps.nn.sparse_part import SparsePart
+from dctps.nn.trained import matched_parameters
 from dctps.ops.functional import AUTO
 
+DEFAULT_ALPHA = "leverage"
 M = TypeVar("M", bound=nn.Module)
 Exclude = str | type[nn.Module] | Iterable[str | type[nn.Module]]
 
@@ -45,10 +49,11 @@ def sparsify(
     supports: Mapping[str, Support] | None = None,
     offset: OffsetLike = "dct_signed",
     allocation: str = "epl",
-    alpha: AlphaLike = "leverage",
-    train_alpha: bool = True,
+    alpha: AlphaLike = DEFAULT_ALPHA,
+    train_alpha: bool | None = None,
     seed: int = 0,
     exclude: Exclude = (),
+    train: str | Iterable[str] = (),
     backend: str = AUTO,
     adapters: bool = False,
     device: torch.device | str | None = None,
@@ -59,6 +64,9 @@ def sparsify(
     the support. If the model is a single layer, it stays as it is and the new layer is returned. A model built under
     `torch.device("meta")` gets real tensors, and no dense weight is ever made.
 
+    With `offset="pretrained"` D is W0, the weight that a layer has: W = W0 + S for fine-tuning. The layers stay the
+    objects that they are, W0 stays where it is in memory and is frozen, and S starts at zero (docs/finetuning.md).
+
     density: the fraction of all converted weights that trains.
     supports: the positions of the weights that train, by layer name, in place of a density; other layers stay dense.
     allocation: the rule that shares the weights out among the layers, one of `ALLOCATIONS`.
@@ -67,9 +75,12 @@ def sparsify(
     alpha: the initial scale of D: a number, the name of a rule in `ALPHAS`, a `Leverage`, numbers by layer name or
         pattern, or a function. A number is a factor on 1, or on the scale that the network states, as Fixup does
         (`nn/alphas.py`).
+    train_alpha: whether alpha trains, by default yes. W0 has no alpha unless this is True; it then starts at 1.
     seed: the seed of the supports. They follow from it alone: the default 0 gives the same supports in every call,
         whatever `torch.manual_seed` says.
     exclude: names (patterns such as "encoder.*") or types of layers that stay dense.
+    train: with `offset="pretrained"`, what trains beside S: names or patterns of modules and parameters, as
+        ("classifier", "*.bias"), and "norms" for all normalisation layers. Everything else is frozen.
     adapters: whether to convert the layers of peft's adapters, too. By default they are an error, because an adapter
         must start at zero.
     device: the device to which the whole network moves; by default it stays where it is, and meta tensors become real
@@ -77,6 +88,13 @@ def sparsify(
     """
     _check_request(model, density, supports)
     check_device(device)
+    if offset == PRETRAINED:
+        _check_scale(alpha)
+        chosen = _Choice(density, supports, allocation, seed)
+        result = _fine_tune(model, chosen, exclude, train, bool(train_alpha), backend, adapters)
+        return result if device is None else result.to(device)
+    if train != ():
+        raise ValueError("train= says what trains beside S when the rest is frozen, so it needs offset='pretrained'")
     layers = targets(model, exclude)
     if not adapters:
         check_adapters(model, layers)
@@ -94,7 +112,7 @@ def sparsify(
     new = {}
     for name, support in supports.items():
         options: dict[str, object] = {"offset": offsets[name], "alpha": alphas.get(name, 1.0)}
-        options |= {"train_alpha": train_alpha, "backend": backend, "seed": derive_seed(seed, name)}
+        options |= {"train_alpha": train_alpha is not False, "backend": backend, "seed": derive_seed(seed, name)}
         new[id(layers[name])] = make_sparse_layer(name, layers[name], support, options, target)
     copies = materialise(model, set(new), target, seed)
     warn_of_loss(model, replaced, stacklevel=2)
@@ -135,9 +153,18 @@ def sparsify_norms(
 def densify(model: nn.Module) -> nn.Module:
     """Replace every sparse layer, in place, by the layer of torch with the same outputs, and return the model.
 
-    Fused BatchNorm layers become plain ones again.
+    Fused BatchNorm layers become plain ones again. A fine-tuned network gets the weights W0 + S, in the memory of W0;
+    `unmerge` takes them back.
     """
-    new: dict[int, nn.Module] = {id(m): make_plain_layer(m) for m in model.modules() if isinstance(m, DpsLayer)}
+    if before(model) is not None:
+        merge(model)
+        attach_request(model, None)
+        unfuse(model)
+        return model
+    sparse = [m for m in model.modules() if isinstance(m, DpsLayer)]
+    if any(isinstance(m, SparsePart) for m in sparse):
+        raise ValueError("this is a part of a fine-tuned network; densify the network that was given to sparsify")
+    new: dict[int, nn.Module] = {id(m): make_plain_layer(m) for m in sparse}
     new |= {id(m): make_plain_norm(m) for m in model.modules() if isinstance(m, SparseBatchNorm)}
     was_fused = unfuse(model)
     if not new and not was_fused:
@@ -148,12 +175,67 @@ def densify(model: nn.Module) -> nn.Module:
     return result
 
 
+# --- fine-tuning -----------------------------------------------------------------------------------------------------
+
+
+class _Choice(NamedTuple):
+    """How supports are chosen: given, or drawn."""
+
+    density: float | None
+    supports: Mapping[str, Support] | None
+    allocation: str
+    seed: int
+
+
+def _fine_tune(
+    model: nn.Module,
+    choice: _Choice,
+    exclude: Exclude,
+    train: str | Iterable[str],
+    scaled: bool,
+    backend: str,
+    adapters: bool,
+) -> nn.Module:
+    """Give the weights of a network sparse parts, in place, and freeze everything else but what `train` names."""
+    trained = matched_parameters(model, train)
+    weights = tuning_targets(model, trained)
+    owners = _without_excluded(model, {name: weight.uses[0].layer for name, weight in weights.items()}, exclude)
+    if not owners:
+        raise ValueError("there is no weight to fine-tune in this network: all are excluded")
+    if not adapters:
+        check_adapters(model, owners)
+    shapes = {name: tuple(weights[name].base.shape) for name in owners}
+    density, supports, allocation, seed = choice
+    if supports is None:
+        assert density is not None
+        supports = _draw_supports(shapes, density, allocation, seed, "weights")
+    else:
+        _check_supports(supports, shapes)
+    attach(model, weights, make_parts(weights, supports, backend=backend, scaled=supports if scaled else ()), trained)
+    asked = (
+        None if density is None else Request(density, budget(sum(map(math.prod, shapes.values())), density), allocation)
+    )
+    attach_request(model, asked)
+    return model
+
+
+def _check_scale(alpha: AlphaLike) -> None:
+    """Raise ValueError if an alpha was asked for that is neither 1 nor the default, which is for transforms."""
+    if alpha not in (1, DEFAULT_ALPHA):
+        raise ValueError(
+            f"alpha={alpha!r} would scale the pretrained weights; it starts at 1, and trains if train_alpha=True"
+        )
+
+
 # --- the layers to convert -------------------------------------------------------------------------------------------
 
 
-def targets(model: nn.Module, exclude: Exclude) -> dict[str, nn.Module]:
-    """Return the layers to convert, by name; raise ValueError if there is none."""
-    layers = _without_excluded(model, prunable(model), exclude)
+def targets(model: nn.Module, exclude: Exclude, *, frozen_too: bool = False) -> dict[str, nn.Module]:
+    """Return the layers to convert, by name; raise ValueError if there is none.
+
+    frozen_too: whether layers whose weight is frozen are among them.
+    """
+    layers = _without_excluded(model, prunable(model, frozen_too=frozen_too), exclude)
     if not layers:
         reasons = "".join(f"\n  {name}: {reason}" for name, reason in left_dense(model))
         excluded = " (all are excluded)" if prunable(model) else ""

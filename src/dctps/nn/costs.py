@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from dctps.core.complexity import product_operations
 from dctps.nn.dps_layer import DpsLayer
 from dctps.nn.prunable import LAYERS, left_dense
+from dctps.nn.sparse_part import SparsePart
 from dctps.ops import autotune
 
 COUNTED: tuple[type[nn.Module], ...] = (DpsLayer, *LAYERS)
@@ -103,7 +104,9 @@ def _counter(name: str, rows: dict[str, LayerOps]) -> Callable[[nn.Module, tuple
         shape = module.geometry.weight_shape if isinstance(module, DpsLayer) else _weight_shape(module)
         outputs = output.numel() // shape[0]
         dense = performed = paper = outputs * math.prod(shape)
-        if isinstance(module, DpsLayer):
+        if isinstance(module, SparsePart):  # the layer itself counts W0
+            dense, performed, paper = 0, module.multiply_adds(inputs[0]), outputs * module.nnz
+        elif isinstance(module, DpsLayer):
             performed = module.multiply_adds(inputs[0])
             paper = outputs * round(product_operations(shape, module.nnz, module.offset is not None))
         before = rows.get(name, LayerOps(name, 0, 0, 0))

@@ -38,6 +38,7 @@ class DpsLayer(SupportedLayer):
     bias: nn.Parameter | None
     _bound: BoundLayer | None = None
     observer: Callable[[Tensor, Tensor], Tensor] | None = None  # is given x and W x + bias, and returns the output
+    shows_gradient: bool = True  # whether the observer sees every use, from which the dense gradient follows
     feeds_norm: bool = False  # whether the output may wait for the fused BatchNorm layer behind, as `fuse` found
 
     def _build(

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import ParametrizationList
 
 from dctps.nn.dps_layer import DpsLayer
+from dctps.nn.fine_tuned import FineTuned
 from dctps.nn.layers import DpsConv1d, DpsConv2d, DpsConv3d, DpsLinear
 
 LAYERS: dict[type[nn.Module], type[DpsLayer]] = {  # the layers of torch, and their sparse versions
@@ -17,6 +18,7 @@ LAYERS: dict[type[nn.Module], type[DpsLayer]] = {  # the layers of torch, and th
     nn.Conv3d: DpsConv3d,
 }
 
+_FROZEN = "frozen (requires_grad is False)"
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _REASONS: list[tuple[tuple[type[nn.Module], ...], str]] = [
     (_TRANSPOSED, "a transposed convolution; only linear layers and convolutions are converted"),
@@ -33,13 +35,16 @@ class LeftDense(NamedTuple):
     reason: str
 
 
-def prunable(model: nn.Module) -> dict[str, nn.Module]:
+def prunable(model: nn.Module, *, frozen_too: bool = False) -> dict[str, nn.Module]:
     """Return the layers that `sparsify` converts, by name, in the order of their definition.
+
+    frozen_too: whether layers whose weight is frozen are among them.
 
     >>> list(prunable(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Conv2d(1, 1, 3))))
     ['0', '2']
     """
-    return {name: module for name, module, reason in _weighted(model) if reason is None}
+    allowed = (None, _FROZEN) if frozen_too else (None,)
+    return {name: module for name, module, reason in _weighted(model) if reason in allowed}
 
 
 def left_dense(model: nn.Module) -> list[LeftDense]:
@@ -56,7 +61,9 @@ def _weighted(model: nn.Module) -> Iterator[tuple[str, nn.Module, str | None]]:
     read_directly = {id(m.out_proj) for m in model.modules() if isinstance(m, nn.MultiheadAttention)}
     for name, module in model.named_modules():
         matrices = [p for p in module.parameters(recurse=False) if nn.parameter.is_lazy(p) or p.dim() >= 2]
-        if isinstance(module, DpsLayer | ParametrizationList) or not (matrices or isinstance(module, tuple(LAYERS))):
+        if isinstance(module, DpsLayer | FineTuned | ParametrizationList) or not (
+            matrices or isinstance(module, tuple(LAYERS))
+        ):
             continue
         if id(module) in read_directly:
             yield name, module, "the output projection that torch's attention reads directly"
@@ -78,7 +85,7 @@ def _why_not(name: str, module: nn.Module, owners: dict[int, list[str]]) -> str 
         return f"its weight is a {kind.__name__} (quantised, sharded or otherwise wrapped)"
     if not weight.is_floating_point():
         return f"its weight is {weight.dtype}; only real floating point weights are converted"
-    return None if weight.requires_grad else "frozen (requires_grad is False)"
+    return None if weight.requires_grad else _FROZEN
 
 
 def _why_not_type(module: nn.Module) -> str:

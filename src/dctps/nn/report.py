@@ -7,12 +7,15 @@ import math
 from torch import nn
 
 from dctps.base.words import percent
-from dctps.core.offsets import offset_name
+from dctps.core.offsets import PRETRAINED, offset_name
 from dctps.nn.batchnorm import SparseBatchNorm
 from dctps.nn.dps_layer import DpsLayer
+from dctps.nn.fine_tuned import tuned_weights
 from dctps.nn.fuse import Fused, LeftUnfused, fused_layers, left_unfused, why_slow
 from dctps.nn.prunable import LeftDense, left_dense, prunable
 from dctps.nn.sizes import Sizes, sizes
+from dctps.nn.sparse_part import SparsePart
+from dctps.nn.tunable import left_whole
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +41,14 @@ class NormRow:
 
 
 @dataclasses.dataclass(frozen=True)
+class ParameterRow:
+    """A parameter outside the sparse layers, and its number of elements."""
+
+    name: str
+    size: int
+
+
+@dataclasses.dataclass(frozen=True)
 class Request:
     """What was asked of `sparsify`; the network keeps it for its report."""
 
@@ -53,7 +64,10 @@ def attach_request(model: nn.Module, request: Request | None) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """The sparse layers of a network and what stayed dense; `str()` gives the table."""
+    """The sparse layers of a network and what stayed dense; `str()` gives the table.
+
+    trained, frozen: the parameters outside the sparse layers that train, and that do not.
+    """
 
     layers: list[LayerRow]
     left_dense: list[LeftDense]
@@ -62,6 +76,8 @@ class Report:
     sizes: Sizes
     fused: list[Fused] = dataclasses.field(default_factory=list)
     left_unfused: list[LeftUnfused] = dataclasses.field(default_factory=list)
+    trained: list[ParameterRow] = dataclasses.field(default_factory=list)
+    frozen: list[ParameterRow] = dataclasses.field(default_factory=list)
 
     @property
     def nnz(self) -> int:
@@ -103,7 +119,7 @@ class Report:
         if self.asked is not None:
             asked = f"asked {self.asked.nnz:,} ({percent(self.asked.density)} by {self.asked.allocation})"
             remarks.append(f"{asked}, got {self.nnz:,}")
-            if any(layer.offset is not None for layer in self.layers):
+            if any(layer.offset not in (None, PRETRAINED) for layer in self.layers):
                 remarks.append("former weights replaced: W starts at alpha D (offset=None keeps them at the support)")
         if empty:
             remarks.append(f"without a trainable weight: {', '.join(empty)}")
@@ -111,7 +127,19 @@ class Report:
             nnz, size = sum(norm.nnz for norm in self.norms), sum(norm.size for norm in self.norms)
             layers = f"{len(self.norms)} BatchNorm layers" if len(self.norms) > 1 else "one BatchNorm layer"
             remarks.append(f"scale and shift of {nnz:,} channels of {size:,} ({percent(nnz / size)}) in {layers}")
-        return remarks + self._whole_network()
+        return remarks + self._groups() + self._whole_network()
+
+    def _groups(self) -> list[str]:
+        """Return what trains sparsely, what trains as a whole and what is frozen, in a fine-tuned network."""
+        if not any(layer.offset == PRETRAINED for layer in self.layers):
+            return []
+        names = [row.name for row in self.trained]
+        shown = (": " + ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")) if names else ""
+        return [
+            f"trains sparsely: {self.nnz:,} values of {self.size:,} in {len(self.layers)} weights W0 + S",
+            f"trains as a whole: {sum(r.size for r in self.trained):,} numbers in {len(names)} parameters{shown}",
+            f"frozen: {sum(r.size for r in self.frozen):,} numbers in {len(self.frozen)} parameters",
+        ]
 
     def _whole_network(self) -> list[str]:
         """Return how much of the whole network trains, and how large it is in a file, dense parts included."""
@@ -127,20 +155,29 @@ class Report:
 
 def report(model: nn.Module) -> Report:
     """Return the report of a network, or of a single layer."""
-    rows = [_row(name, layer) for name, layer in model.named_modules() if isinstance(layer, DpsLayer)]
+    sparse = {name: m for name, m in model.named_modules() if isinstance(m, DpsLayer) and not isinstance(m, SparsePart)}
+    rows = [_row(name, layer, offset_name(layer.offset)) for name, layer in sparse.items()]
+    tuned = tuned_weights(model)
+    rows += [_row(name, weight.part, PRETRAINED) for name, weight in tuned.items()]
     plain = [LeftDense(name, "not converted: excluded, or put in later") for name in prunable(model)]
+    left = left_whole(model) if tuned else plain + left_dense(model)
     norms = [NormRow(n, m.nnz, m.num_features) for n, m in model.named_modules() if isinstance(m, SparseBatchNorm)]
     asked = getattr(model, "_dctps_request", None)
     fused = fused_layers(model), left_unfused(model)
-    return Report(rows, plain + left_dense(model), asked, norms, sizes(model), *fused)
+    own = {id(p) for m in model.modules() if isinstance(m, DpsLayer) for p in (m.values, m.alpha)}
+    others = [(p.requires_grad, ParameterRow(n, _size(p))) for n, p in model.named_parameters() if id(p) not in own]
+    groups = [row for trains, row in others if trains], [row for trains, row in others if not trains]
+    return Report(rows, left, asked, norms, sizes(model), *fused, *groups)
 
 
-def _row(name: str, layer: DpsLayer) -> LayerRow:
+def _size(parameter: nn.Parameter) -> int:
+    return 0 if nn.parameter.is_lazy(parameter) else parameter.numel()
+
+
+def _row(name: str, layer: DpsLayer, offset: str | None) -> LayerRow:
     shape = layer.geometry.weight_shape
     alpha = None if layer.alpha is None or layer.alpha.is_meta else layer.alpha.item()
-    return LayerRow(
-        name, shape, layer.nnz, math.prod(shape), layer.nnz / math.prod(shape), offset_name(layer.offset), alpha
-    )
+    return LayerRow(name, shape, layer.nnz, math.prod(shape), layer.nnz / math.prod(shape), offset, alpha)
 
 
 _HEADER = ["layer", "shape", "nnz", "size", "density", "offset", "alpha"]

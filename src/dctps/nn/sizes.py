@@ -8,6 +8,8 @@ from torch import Tensor, nn
 from dctps.core.elias_fano import coded_length
 from dctps.nn.batchnorm import SparseBatchNorm
 from dctps.nn.dps_layer import DpsLayer
+from dctps.nn.fine_tuned import tuned_weights
+from dctps.nn.finetune import before
 from dctps.nn.supported import SupportedLayer
 
 ALPHA_BYTES = 8  # a file holds alphas in float64
@@ -25,6 +27,8 @@ class Sizes:
 
 def sizes(model: nn.Module) -> Sizes:
     """Return the sizes of a network; a tensor that is used in two places counts once."""
+    if before(model) is not None:
+        return _fine_tuned_sizes(model)
     trainable = sum(_count(p) for p in model.parameters() if p.requires_grad)
     parameters = sum(map(_count, model.parameters()))
     file = dense = sum(_bytes(tensor) for tensor in _saved(model))
@@ -39,6 +43,19 @@ def sizes(model: nn.Module) -> Sizes:
             dense -= _bytes(layer.alpha)
             file += ALPHA_BYTES - _bytes(layer.alpha)
     return Sizes(trainable, parameters, file, dense)
+
+
+def _fine_tuned_sizes(model: nn.Module) -> Sizes:
+    """Return the sizes of a fine-tuned network, whose file holds what trains and not the frozen rest."""
+    parts = [weight.part for weight in tuned_weights(model).values()]
+    own = {id(p): p for part in parts for p in part.parameters()}
+    trainable = {id(p): p for p in model.parameters() if p.requires_grad} | own
+    codes = [coded_length(math.prod(p._weight_shape()), p.nnz) for p in parts if p.seed is None]
+    alphas = [ALPHA_BYTES - _bytes(part.alpha) for part in parts if part.alpha is not None]
+    plain = [tensor for tensor in _saved(model) if id(tensor) not in own]
+    parameters = sum(map(_count, model.parameters())) - sum(map(_count, own.values()))
+    file = sum(map(_bytes, trainable.values())) + sum(codes) + sum(alphas)
+    return Sizes(sum(map(_count, trainable.values())), parameters, file, sum(map(_bytes, plain)))
 
 
 def _saved(model: nn.Module) -> list[Tensor]:

@@ -84,13 +84,15 @@ def prune(
 ) -> Supports:
     """Choose the weights to keep: exactly K = max(1, floor(P N + 1/2)) of the N in all prunable layers.
 
-    The model is only read. The result goes to `sparsify(model, supports=..., offset=None)`. Arguments that a method
-    does not need are ignored, so that one call serves all of METHODS.
+    The model is only read. The result goes to `sparsify(model, supports=..., offset=None)`, or with
+    `offset="pretrained"` it says which weights to fine-tune. A network that is frozen as a whole is scored as one that
+    trains. Arguments that a method does not need are ignored, so that one call serves all of METHODS.
 
     method: the name of a method in METHODS.
     density: the fraction P of the weights that is kept.
     batches: pairs (inputs, labels), of which each step takes `batches_per_step` new ones. A list or DataLoader starts
-        over at its end. Inputs are a tensor, or a tuple of tensors for a network with several arguments.
+        over at its end. Inputs are a tensor, or a tuple of tensors for a network with several arguments. A batch may
+        also be a mapping from argument names to tensors, as those of transformers.
     input_shape: the shape of one example, (channels, height, width), for SynFlow; by default that of the first batch.
     steps: the number of steps; by default the method's.
     schedule: "exponential" (the default) or "linear".
@@ -133,7 +135,8 @@ def _layers(model: nn.Module, exclude: Exclude) -> dict[str, nn.Module]:
     sparse = [name for name, layer in model.named_modules() if isinstance(layer, DpsLayer)]
     if sparse:
         raise ValueError(f"this network is sparse already (layers {listed(sparse)}); prune it before, or densify it")
-    layers = targets(model, exclude)
+    is_frozen = not any(parameter.requires_grad for parameter in model.parameters())
+    layers = targets(model, exclude, frozen_too=is_frozen)
     for name, layer in layers.items():
         weight = layer.get_parameter("weight")
         if weight.is_meta:

@@ -34,7 +34,7 @@ class ScoredNetwork:
         self.forward_passes = self.backward_passes = 0
         self.gradients: list[Tensor] = []
         self.model, self.prepare = model, prepare
-        self.copy = None if prepare is None else prepare(_copy(model))
+        self.copy = None if prepare is None else prepare(self._new_copy())
         self.copied_weights = self._parameters("weight")
         self.positions: list[Tensor] = []
         dtypes = {tensor.dtype for tensor in (*self.weights, *self.copied_weights)}
@@ -70,10 +70,17 @@ class ScoredNetwork:
         """
         assert self.prepare is not None
         supports = self.supports(kept)
-        self.copy = sparsify(self.prepare(_copy(self.model)), supports=supports, offset=None)
+        self.copy = sparsify(self.prepare(self._new_copy()), supports=supports, offset=None)
         self.copied_weights = self._parameters("values")
         pairs = zip(self.names, self.weights, strict=True)
         self.positions = [supports[name].positions.to(weight.device).long() for name, weight in pairs]
+
+    def _new_copy(self) -> nn.Module:
+        """Return a copy of the network whose weights have gradients, also where those of the network are frozen."""
+        copied = _copy(self.model)
+        for name in self.names:
+            copied.get_submodule(name).get_parameter("weight").requires_grad_()
+        return copied
 
     def _parameters(self, name: str) -> list[nn.Parameter]:
         """Return the parameter of this name of each layer of the copy; nothing if there is no copy."""
@@ -84,7 +91,7 @@ class ScoredNetwork:
         assert self.copy is not None
         self.forward_passes += 1
         with autotune.by_rule():  # sparse layers change in every step, so a measurement would not pay
-            return self.copy(*inputs)
+            return self.copy(**inputs) if isinstance(inputs, Mapping) else self.copy(*inputs)
 
     def gradient(self, scalar: Tensor, again: bool = False) -> list[Tensor]:
         """Return d scalar / d wbar for each layer.

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from dctps.methods.pruning.scored_network import ScoredNetwork
-from dctps.methods.pruning.scoring_data import Batch, ScoringData
+from dctps.methods.pruning.scoring_data import Batch, ScoringData, logits_of
 from dctps.nn.diagnose import first_bad_layer
 
 TEMPERATURE = 200.0  # GraSP divides the logits by it
@@ -113,10 +113,10 @@ def _loss(network: ScoredNetwork, data: ScoringData, batch: Batch, temperature: 
     """Return the loss of a batch, with the outputs divided by the temperature; raise ValueError if it is not finite."""
     inputs, labels = batch
     output = network.run(inputs)
-    loss = data.loss(output if temperature == 1 else output / temperature, labels)
+    loss = data.loss(output if temperature == 1 else logits_of(output) / temperature, labels)
     if not math.isfinite(loss.item()):
         assert network.copy is not None
-        where = first_bad_layer(network.copy, inputs[0] if len(inputs) == 1 else None)
+        where = first_bad_layer(network.copy, inputs[0] if isinstance(inputs, tuple) and len(inputs) == 1 else None)
         raise ValueError(f"the loss of a batch is {loss.item()}; {where}")
     return loss
 

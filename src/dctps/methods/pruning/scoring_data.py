@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 import operator
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dctps.base.registry import lookup
 
-Inputs = tuple[Tensor, ...]  # the arguments of the network, nearly always one
+Inputs = tuple[Tensor, ...] | Mapping[str, Any]  # the arguments of the network, nearly always one; or by their names
 Batch = tuple[Inputs, Any]  # inputs and labels
 Loss = Callable[[Any, Any], Tensor]  # takes the output of the network and the labels, and returns a scalar
 
@@ -32,25 +32,30 @@ class ScoringData:
 
     def __post_init__(self) -> None:
         self._drawn = 0
-        self._ones: Inputs | None = None
+        self._ones: tuple[Tensor, ...] | None = None
         self._stream = self._endless()
 
     def draw(self) -> list[Batch]:
         """Return the batches of one step, new ones each time, on the device of the network."""
         return [self._next() for _ in range(self.per_step)]
 
-    def ones(self) -> Inputs:
+    def ones(self) -> tuple[Tensor, ...]:
         """Return one example of ones, in float64, of the shape `input_shape`, or else of the first batch's shape."""
         if self._ones is None:
             inputs = (torch.empty(1, *self.input_shape, device=self.device),) if self.input_shape else self._next()[0]
+            if isinstance(inputs, Mapping):
+                raise ValueError("an input of ones cannot be made of a batch with names; give input_shape=")
             self._ones = tuple(torch.ones_like(x[:1], dtype=torch.float64) for x in inputs)
         return self._ones
 
     def _next(self) -> Batch:
         inputs, labels = next(self._stream)
         self._drawn += 1
+        labels = labels.to(self.device) if isinstance(labels, Tensor) else labels
+        if isinstance(inputs, Mapping):
+            return {k: x.to(self.device) if isinstance(x, Tensor) else x for k, x in inputs.items()}, labels
         arguments = tuple(x.to(self.device) for x in (inputs if isinstance(inputs, tuple | list) else (inputs,)))
-        return arguments, labels.to(self.device) if isinstance(labels, Tensor) else labels
+        return arguments, labels
 
     def _endless(self) -> Iterator[tuple[Any, Any]]:
         """Yield the batches over and over; raise ValueError if there is none."""
@@ -78,7 +83,12 @@ class ScoringData:
 
 
 def _pair(batch: Any) -> tuple[Any, Any]:
-    """Return inputs and labels of a batch; raise ValueError if it is no such pair."""
+    """Return inputs and labels of a batch; raise ValueError if it is no such pair.
+
+    A batch with names is its own inputs, and its labels are those called `labels`.
+    """
+    if isinstance(batch, Mapping):
+        return batch, batch.get("labels")
     if not isinstance(batch, tuple | list) or len(batch) != 2:
         size = f" of {len(batch)}" if isinstance(batch, tuple | list) else ""
         raise ValueError(
@@ -121,7 +131,17 @@ def checked_loss(loss: str | Loss) -> Loss:
         given = loss
         return lambda output, labels: _scalar(given(output, labels))
     named = lookup(LOSSES, loss, "loss")
-    return lambda output, labels: _scalar(named(output, _labels(output, labels)))
+
+    def of_logits(output: Any, labels: Any) -> Tensor:
+        logits = logits_of(output)
+        return _scalar(named(logits, _labels(logits, labels)))
+
+    return of_logits
+
+
+def logits_of(output: Any) -> Any:
+    """Return the logits of a network: its output, or the part of it that is called so, as in transformers."""
+    return output if isinstance(output, Tensor) else getattr(output, "logits", output)
 
 
 def _labels(logits: Any, labels: Any) -> Tensor:

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from dctps.base.words import listed
 from dctps.core.support import Int64, derive_seed
 from dctps.methods.rewiring.base import Closure, Move
 from dctps.methods.rewiring.by_magnitude import ByMagnitude
@@ -63,6 +64,12 @@ class RigL(ByMagnitude):
             seed=seed,
             group=group,
         )
+        hidden = [name for name, layer in self.layers.items() if not layer.shows_gradient]
+        if hidden:
+            raise ValueError(
+                f"RigL grows weights by their dense gradient, which the weights {listed(hidden)} do not show; "
+                "exclude these layers in sparsify, or use SET, which needs no gradient"
+            )
         self.gradient_batches = gradient_batches
         self.gradients = DenseGradients(self.layers, self.peers, accumulate=accumulate, hold=gradient_batches > 1)
         self.found: dict[str, Largest] = {}
