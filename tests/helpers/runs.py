@@ -16,8 +16,9 @@ from dctps.train.setup import prepare
 from helpers.processes import torchrun
 
 SMALL = Settings(model="small_cnn", data="digits", density=0.02, epochs=2, lr=3e-3, batch_size=64)
-# 1293 images in batches of 50: 25 whole batches and one of 43
-PAIR = dataclasses.replace(SMALL, optimizer="sgd", lr=0.05, epochs=3, batch_size=50)
+# 1293 images in batches of 50: 25 whole batches and one of 43. The published offset learns slowly, so rounding grows
+# slowly, too, which lets two processes be compared with one.
+PAIR = dataclasses.replace(SMALL, offset="dct", alpha=1.0, optimizer="sgd", lr=0.05, epochs=3, batch_size=50)
 METRICS = {"loss": 1.0, "train": 0.5, "validation": 0.25, "lr": 0.1, "seconds": 1.0, "images_per_second": 9.0}
 TIMING = {"seconds", "images_per_second"}
 OF_THE_MOMENT = {"seconds", "finished", "commit"}

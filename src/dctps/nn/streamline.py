@@ -28,9 +28,9 @@ MOST_MADE = 64  # programs that are made for one network, whatever changes
 def streamline(net: nn.Module) -> "Streamlined":
     """Return a module that computes what the network computes, with less work around the arithmetic in evaluation.
 
-    >>> fast = dctps.streamline(dctps.fuse(net)).eval()
-    >>> with torch.inference_mode():
-    ...     y = fast(x)
+        fast = dctps.streamline(dctps.fuse(net)).eval()
+        with torch.inference_mode():
+            y = fast(x)
 
     The network stays as it is, and shares its parameters with the new module. What its forward code decides by anything
     else than the attributes of its modules (a global variable, say) is decided once.
