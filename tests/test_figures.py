@@ -687,6 +687,13 @@ def test_every_group_names_lines_of_its_experiment():
         assert {line for own in groups.values() for line in own} == lines
 
 
+def test_a_part_that_shows_nothing_new_is_left_out():
+    lines = [line for part in GROUPS["scale"].values() for line in part]
+    with_norms = [line for line in dict.fromkeys(lines) if "values" not in line and line != "random rotation"]
+    titles = [part.title for part in parts("scale", [], with_norms)]
+    assert titles == ["offsets and rules", "numbers for alpha", "controls"]
+
+
 LINE_NAMES = st.lists(st.sampled_from([*LOOKS, *(f"other {i}" for i in range(30))]), max_size=40, unique=True)
 
 

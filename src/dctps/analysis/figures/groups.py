@@ -71,4 +71,14 @@ def parts(experiment: str, rows: Sequence[Any], names: Sequence[str]) -> list[Pa
     rest = [name for name in lines if not any(name in part.lines for part in found)]
     pieces = [rest[start : start + MOST_LINES] for start in range(0, len(rest), MOST_LINES)]
     found += [Part(rows, piece, f"other lines, part {number}") for number, piece in enumerate(pieces, 1)]
-    return [part for part in found if part.lines]
+    return _with_news(found)
+
+
+def _with_news(found: Sequence[Part]) -> list[Part]:
+    """Return the parts that show a line which no part before them shows."""
+    kept, shown = list[Part](), set[str]()
+    for part in found:
+        if set(part.lines) - shown:
+            kept.append(part)
+            shown.update(part.lines)
+    return kept
