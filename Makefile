@@ -74,11 +74,13 @@ lint: $(VENV)/.dev  ## format and lint, without changing anything
 types: $(VENV)/.dev  ## mypy, strict
 	$(BIN)/mypy
 
-help-pages: $(VENV)/.dev  ## writes the help of the commands into the pages of docs/commands
+help-pages: $(VENV)/.dev  ## writes the help of the commands and the docstrings of public names into pages of docs/
 	$(BIN)/python docs/hooks.py
 
 docs: $(VENV)/.dev  ## the pages of docs/ as a site in build/site; a broken link is an error
-	$(BIN)/mkdocs build --quiet --strict
+	rm -rf build/site
+	$(BIN)/python docs/hooks.py --site
+	$(BIN)/zensical build --strict
 
 STEPS := --steps 7 --warmup 4  # a large network takes pages from the system until its heap has settled
 AVX2 := --instruction-set avx2
@@ -112,4 +114,4 @@ bench: $(VENV)/.dev  ## the tables of the README, about an hour with nothing els
 	$(BIN)/python benchmarks/busy_neighbour.py
 
 clean:  ## the environment and everything that tools leave behind
-	rm -rf $(VENV) build demo .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build demo .pytest_cache .mypy_cache .ruff_cache .hypothesis .cache

@@ -1,36 +1,48 @@
-"""The help of the commands in the pages of docs/commands, and hooks of mkdocs.
+"""What is written into the pages of docs/, and the copies of them that become a site.
 
-`python docs/hooks.py` writes the help of each command into its page, between two comments, so that the pages can be
-read where they lie, too. With --check it writes nothing, and fails if a page is out of date.
+`python docs/hooks.py` writes the help of each command into its page, and the entry of each public name into api.md,
+between two comments, so that the pages can be read where they lie, too. With --check it writes nothing, and fails if a
+page is out of date.
 
-The hooks add the figures of results/ to the site. Links to files outside docs/ would lead nowhere there, so they become
-plain text.
+`python docs/hooks.py --site` copies the pages to build/pages, with the figures of results/, for the generator of the
+site. Links to files outside docs/ would lead nowhere there, so they become plain text. The generator finds links to
+pages and headings that are not there; links to other files and pictures are checked here.
 """
 
 import contextlib
 import io
 import os
 import re
+import shutil
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 os.environ |= {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}
 
 from dctps.cli import main  # imported after the variables are set: they make the help 100 columns wide, without colours
 
-PAGES = Path(__file__).parent / "commands"
-HELP = re.compile(r"(?P<start><!-- help (?P<command>[a-z ]+) -->\n).*?(?P<end><!-- end of help -->)", re.DOTALL)
+DOCS = Path(__file__).parent
+HELP = re.compile(r"(?P<start><!-- help (?P<of>[a-z ]+) -->\n).*?(?P<end><!-- end of help -->)", re.DOTALL)
+API = re.compile(r"(?P<start><!-- api (?P<of>\w+) -->\n).*?(?P<end><!-- end of api -->)", re.DOTALL)
 FIGURE = re.compile(r"(?P<start>\[[^\]]*\]\()\.\./results/(?=[^)]*\.png\))")  # shown or linked, in a page of docs/
 OUTSIDE = re.compile(r"(?<!!)\[(?P<text>[^\]]+)\]\((?:\.\./)+(?P<path>[^)]+)\)")
+BLOCK = re.compile(r"^( *)```.*?^\1```$|`[^`\n]+`", re.DOTALL | re.MULTILINE)  # code, which has no links
+LINK = re.compile(r"\]\((?P<target>[^)#\s]+)[^)]*\)")
 
 
-# --- the help in the pages ------------------------------------------------------------------------------------------
+# --- what is written into the pages ---------------------------------------------------------------------------------
 
 
-def with_help(markdown: str) -> str:
-    """Return a page with what `dctps COMMAND --help` prints now between each `<!-- help COMMAND -->` and its end."""
-    return HELP.sub(lambda match: f"{match['start']}{_help(match['command'])}\n{match['end']}", markdown)
+def filled(markdown: str) -> str:
+    """Return a page with the help that commands print now, and the entries of public names as they are now."""
+    from reference import entry  # beside this file
+
+    return _fill(API, _fill(HELP, markdown, _help), entry)
+
+
+def _fill(mark: re.Pattern[str], markdown: str, text: Callable[[str], str]) -> str:
+    return mark.sub(lambda match: f"{match['start']}{text(match['of'])}\n{match['end']}", markdown)
 
 
 def _help(command: str) -> str:
@@ -42,34 +54,57 @@ def _help(command: str) -> str:
 
 
 def update(check: bool) -> int:
-    """Write the help into all pages, or only say which pages are out of date; return the exit code."""
-    old = {page: page.read_text() for page in sorted(PAGES.glob("*.md"))}
-    new = {page: with_help(text) for page, text in old.items()}
+    """Write the texts into all pages, or only say which pages are out of date; return the exit code."""
+    old = {page: page.read_text() for page in [DOCS / "api.md", *sorted((DOCS / "commands").glob("*.md"))]}
+    new = {page: filled(text) for page, text in old.items()}
     changed = [page for page in old if old[page] != new[page]]
     for page in changed:
         if not check:
             page.write_text(new[page])
-        print(f"{page.name} {'is out of date; run: python docs/hooks.py' if check else 'has its help now'}")
+        print(f"{page.name} {'is out of date; run: python docs/hooks.py' if check else 'is up to date now'}")
     return int(check and bool(changed))
 
 
-# --- hooks of mkdocs ------------------------------------------------------------------------------------------------
+# --- the site -------------------------------------------------------------------------------------------------------
 
 
-def on_files(files: Any, config: Any, **_: Any) -> Any:
-    """Add the figures of results/ to the files of the site."""
-    from mkdocs.structure.files import File
+def stage(docs: Path, target: Path) -> int:
+    """Copy the pages and pictures of a folder, and the figures of results/ beside it; return the exit code."""
+    shutil.rmtree(target, ignore_errors=True)
+    pages = {page.relative_to(docs): adapted(page.read_text()) for page in sorted(docs.rglob("*.md"))}
+    pictures = {path.relative_to(docs.parent if path.parent != docs else docs): path for path in _pictures(docs)}
+    for name in [*pages, *pictures]:
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+    for name, path in pictures.items():
+        shutil.copyfile(path, target / name)
+    for name, text in pages.items():
+        (target / name).write_text(text)
+    missing = [link for name, text in pages.items() for link in _missing(target, name, text)]
+    for link in missing:
+        print(link, file=sys.stderr)
+    return int(bool(missing))
 
-    for path in sorted((Path(config.config_file_path).parent / "results").glob("*.png")):
-        files.append(File.generated(config, f"results/{path.name}", abs_src_path=str(path)))
-    return files
 
-
-def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Adapt links to files outside docs/."""
+def adapted(markdown: str) -> str:
+    """Return a page with links to files outside docs/ adapted to the site, and with space for a help of 100 columns."""
+    wide = "---\nhide: [toc]\n---\n" if HELP.search(markdown) else ""
     markdown = FIGURE.sub(r"\g<start>results/", markdown)
-    return OUTSIDE.sub(lambda m: m[0] if m["path"].endswith(".md") else f"{m['text']} (`{m['path']}`)", markdown)
+    return wide + OUTSIDE.sub(lambda m: m[0] if m["path"].endswith(".md") else f"{m['text']} (`{m['path']}`)", markdown)
+
+
+def _pictures(docs: Path) -> Iterator[Path]:
+    yield from sorted(docs.glob("*.png"))
+    yield from sorted((docs.parent / "results").glob("*.png"))
+
+
+def _missing(folder: Path, name: Path, text: str) -> Iterator[str]:
+    """Give an error for each link of a page to a file of the site that is not there."""
+    for link in LINK.finditer(BLOCK.sub("", text)):
+        target = link["target"]
+        if "://" not in target and not (folder / name.parent / target).is_file():
+            yield f"docs/{name} has a link to {target}, which is not there"
 
 
 if __name__ == "__main__":
-    sys.exit(update(check="--check" in sys.argv[1:]))
+    arguments = sys.argv[1:]
+    sys.exit(stage(DOCS, DOCS.parent / "build" / "pages") if "--site" in arguments else update("--check" in arguments))

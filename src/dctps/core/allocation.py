@@ -207,3 +207,4 @@ ALLOCATIONS: dict[str, Rule] = {
     "erk_paper_rigl": published_rule(erk_densities, dropped_rounded_down),
     "erk_google": erk_google,
 }
+"""The rules that share weights out among layers by name: functions of the layers' shapes, a density and a seed."""

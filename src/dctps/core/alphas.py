@@ -97,7 +97,7 @@ def _preserve(layer: ScaledLayer) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class Leverage:
-    """The rule `leverage` for a training of `steps` steps of Adam at the learning rate `lr` (top of this file).
+    """The rule `leverage` for a training of `steps` steps of Adam at the learning rate `lr` (docs/offsets.md).
 
     Where the network does not set the scale elsewhere, alpha sets the size of the signal, and stays what `paper` says.
     """
@@ -124,3 +124,4 @@ class Leverage:
 PERSISTENCE = 2.0  # C, as measured (docs/offsets.md)
 PAPER = "paper"
 ALPHAS: dict[str, Rule] = {PAPER: _paper, "exact": _exact, "preserve": _preserve, "leverage": Leverage()}
+"""The rules for the initial alpha by name: functions of a `ScaledLayer` that return a number."""

@@ -154,3 +154,4 @@ OFFSETS: dict[str, TransformOffset] = {
     "srht": TransformOffset("hadamard", signs="channel", rows="random"),
     "rotation": TransformOffset("rotation"),
 }
+"""The recipes of D by name; any other is named by its fields, such as hadamard/spatial/channel/lowest/0."""

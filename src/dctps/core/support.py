@@ -50,14 +50,17 @@ class Support:
 
     @property
     def nnz(self) -> int:
+        """The number of positions."""
         return len(self.positions)
 
     @property
     def size(self) -> int:
+        """The number of weights of the layer, those that do not train included."""
         return math.prod(self.shape)
 
     @property
     def density(self) -> float:
+        """The fraction of the weights that trains."""
         return self.nnz / self.size
 
     def mask(self) -> Tensor:  # bool, of shape `shape`

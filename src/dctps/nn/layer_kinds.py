@@ -182,3 +182,4 @@ LAYER_KINDS: dict[type[nn.Module] | str, LayerKind] = {  # a class, or the full 
     nn.RNNCellBase: LayerKind(("weight_ih", "weight_hh")),
     "transformers.pytorch_utils.Conv1D": LayerKind(forward=_stored_transposed),
 }
+"""How layers are fine-tuned, by their class or its full name; an entry makes layers of your own tunable."""

@@ -23,3 +23,4 @@ METHODS: dict[str, Method] = {
     ),
     "synflow": Method("SynFlow", scores.synaptic_flow, scores.take_absolute_values, steps=100),
 }
+"""The methods of `prune` by name: a score, and how it is taken."""

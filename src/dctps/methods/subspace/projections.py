@@ -210,10 +210,10 @@ class Fastfood(Projection):
         return F.pad(x, (0, len(self.order) - len(x)))
 
 
-# Each makes U from the sizes of the weight tensors, the number of dimensions, a seed and the type of the numbers.
 PROJECTIONS: dict[str, Callable[[Sequence[int], int, int, torch.dtype], Projection]] = {
     "dense": Dense,
     "sparse": Sparse,
     "sparse_per_tensor": functools.partial(Sparse, per_tensor=True),
     "fastfood": Fastfood,
 }
+"""The kinds of U by name: each is made from the sizes of the weight tensors, the dimensions, a seed and a dtype."""
