@@ -49,6 +49,8 @@ def choose_alphas(
 
 def _facts(model: nn.Module, offsets: Mapping[str, Offset], counts: Mapping[str, int]) -> dict[str, ScaledLayer]:
     """Return what a rule may look at, for each layer of `offsets`."""
+    if not offsets:
+        return {}
     norms, rescaled = stated_norms(model), rescaled_layers(model)
     layers = dict(model.named_modules())
     return {

@@ -42,7 +42,7 @@ def rescaled_layers(model: nn.Module) -> set[nn.Module]:
     """
     found: dict[nn.Module, list[str]] = {}
     for owner in model.modules():
-        for layer, user in _uses(owner):
+        for layer, user in _uses(owner) if owner._modules else ():
             found.setdefault(layer, []).append(user if user != "output" or owner is model else "")
     normalised = {layer for layer, users in found.items() if set(users) == {"norm"}}
     last = {layer for layer, users in found.items() if users == ["output"]}
