@@ -264,7 +264,7 @@ def test_layers_times_what_auto_would_choose_with_and_without_gradients(monkeypa
         seen.append((torch.is_grad_enabled(), x.shape))
         return "torch"
 
-    monkeypatch.setattr("dctps.ops.autotune.choose", choose)
+    monkeypatch.setattr("dctps.ops.choosing.choose", choose)
     for number, flag in enumerate(("--no-inference", "--inference")):
         rows = run("layers", tmp_path / flag, flag)
         assert [row["contender"] for row in rows if row["chosen"] == "True"] == ["ours/torch"] * 3

@@ -60,6 +60,13 @@ def test_the_import_is_clean_and_brings_no_torch():
 
 
 @pytest.mark.process
+def test_the_layers_come_without_a_warning_and_without_torchs_compiler():
+    unwanted = "{'torch._dynamo', 'sympy'}"
+    code = f"import sys; from dctps import sparsify; print(sorted({unwanted} & set(sys.modules)))"
+    assert run(code, "-W", "error") == "[]\n"
+
+
+@pytest.mark.process
 def test_names_work_as_a_user_writes_them():
     code = "import dctps; print(dctps.train.fit.__name__, dctps.data.load.__name__, dctps.models.build.__name__)"
     assert run(code) == "fit load build\n"

@@ -19,7 +19,7 @@ from dctps.nn.arguments import check_numbers, choose_support
 from dctps.nn.built_weight import refuse_changes
 from dctps.nn.lazy import has_hooks
 from dctps.nn.supported import SupportedLayer, mark_of
-from dctps.ops import autotune, functional, routes
+from dctps.ops import autotune, choosing, functional, routes
 from dctps.ops.bound import BoundLayer
 from dctps.ops.finish import Finish
 from dctps.ops.functional import AUTO
@@ -123,7 +123,7 @@ class DpsLayer(SupportedLayer):
 
     def chosen_backend(self, x: Tensor) -> str:  # x: (batch, channels, *spatial)
         """Return the backend that computes on this input; `auto` is replaced by its choice."""
-        return self.backend if self.backend != AUTO else autotune.choose(x, self.nnz, self.offset, self.geometry)
+        return self.backend if self.backend != AUTO else choosing.choose(x, self.nnz, self.offset, self.geometry)
 
     def route(self, x: Tensor) -> Route:
         """Return the route of `dctps.ops.routes` by which this layer computes on the input x."""

@@ -2,8 +2,7 @@
 
 When a layer meets an input of a new shape, `measurement.py` measures `dense` and its rival. `stored_times.py` keeps the
 times. `dense` is always among the measured backends, so `auto` never chooses a backend that was measured slower than
-`dense`. While torch.compile or torch.export trace a layer, its sizes are those of the example that is traced; a size
-that varies is not fixed by that.
+`dense`.
 
     DCTPS_TUNE=0             measure nothing and choose by a rule that looks at the sizes of the layer alone
     DCTPS_BACKEND=dense      use this backend wherever a layer says "auto"
@@ -13,25 +12,16 @@ import contextlib
 import contextvars
 import math
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 
 from dctps.core.geometry import Geometry
-from dctps.core.offsets import Offset
-from dctps.core.patch_offset import PatchOffset
 from dctps.ops import functional, native, stored_times
 from dctps.ops.measurement import Case, Times, can_measure_on, candidates
 from dctps.ops.stored_times import times_of
-from dctps.ops.weight import torch_func_is_active
-
-try:
-    from torch.fx.experimental.symbolic_shapes import optimization_hint
-except ImportError:  # an earlier version of torch
-    optimization_hint = None  # type: ignore[assignment]
 
 MOST_IMAGES = 128  # images of a batch that are measured at most
 MOST_ROWS = 512  # rows of a linear layer's input that are measured at most
@@ -54,26 +44,10 @@ class Input(NamedTuple):
     requires_grad: bool
 
 
-def choose(x: Tensor, nnz: int, offset: Offset | None, geometry: Geometry) -> str:
-    """Return the backend that a layer with the backend `auto` uses for the input x."""
-    name = "" if offset is None else offset.name if isinstance(offset, PatchOffset) else None
-    if torch.compiler.is_compiling() or isinstance(x, FakeTensor):
-        if optimization_hint is None:
-            return backend_by_rule(geometry, nnz, x.device.type)
-        sizes = _hints(x.shape), _hints(x.stride()), _hints([nnz]), _hints(geometry.pack())
-        facts = x.dtype, x.device, x.requires_grad, torch.compiler.is_compiling()
-        choice: str = _choose_in_trace(*sizes, name, *facts)
-        return choice
-    if torch_func_is_active() or torch._C._get_tracing_state() is not None:
-        return _forced() or backend_by_rule(geometry, nnz, x.device.type)
-    seen = Input(x.shape, is_channels_last(x), x.dtype, x.device, x.requires_grad)
-    return _choose(seen, nnz, name, geometry, may_measure=not (x.is_cuda and torch.cuda.is_current_stream_capturing()))
-
-
-def _choose(x: Input, nnz: int, offset: str | None, geometry: Geometry, *, may_measure: bool) -> str:
+def choose_for(x: Input, nnz: int, offset: str | None, geometry: Geometry, *, may_measure: bool) -> str:
     """Return the choice for a layer whose offset has this name; None stands for an offset without a name."""
-    if forced := _forced():
-        return forced
+    if backend := forced():
+        return backend
     times: Times = {}
     if offset is not None and _times_decide(x, geometry):
         times = times_of(_case_of(x, nnz, offset, geometry), may_measure=may_measure)
@@ -81,15 +55,15 @@ def _choose(x: Input, nnz: int, offset: str | None, geometry: Geometry, *, may_m
     return min(timed, key=lambda backend: times[backend]) if timed else backend_by_rule(geometry, nnz, x.device.type)
 
 
-def _forced() -> str:
+def forced() -> str:
     """Return the backend that DCTPS_BACKEND asks for, or nothing."""
-    forced = os.environ.get("DCTPS_BACKEND", functional.AUTO)
-    functional.check_backend(forced)
-    return "" if forced == functional.AUTO else forced
+    backend = os.environ.get("DCTPS_BACKEND", functional.AUTO)
+    functional.check_backend(backend)
+    return "" if backend == functional.AUTO else backend
 
 
 def settings() -> tuple[object, ...]:
-    """Return all that `choose` depends on beside its arguments, gradients, autocast and the number of threads."""
+    """Return all that a choice depends on beside its arguments, gradients, autocast and the number of threads."""
     return _environment.get(_FORCED), _environment.get(_TUNE), _measuring_is_off.get(), stored_times.preferred_changes()
 
 
@@ -156,45 +130,3 @@ def is_channels_last(x: Tensor) -> bool:
 def _measured_batch(batch: int, geometry: Geometry) -> int:
     """Return the batch size that is measured for a batch: the next power of two, but no more than the limit."""
     return min(MOST_IMAGES if geometry.axes else MOST_ROWS, 1 << (batch - 1).bit_length())
-
-
-# --- inside of a trace ----------------------------------------------------------------------------------------------
-
-
-def _hints(sizes: Iterable[int]) -> tuple[int, ...]:
-    """Return the sizes that an example has while it is traced; one that only the data will tell counts as 0.
-
-    Sizes may be symbols. To ask for their hint does not fix them, so the graph serves other sizes, too.
-    """
-    return tuple(optimization_hint(size, fallback=0) for size in sizes)
-
-
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _choose_in_trace(
-    shape: tuple[int, ...],
-    strides: tuple[int, ...],
-    nnz: tuple[int],
-    geometry: tuple[int, ...],
-    offset: str | None,
-    dtype: torch.dtype,
-    device: torch.device,
-    requires_grad: bool,
-    may_measure: bool,
-) -> str:
-    """Return the choice for an input of which a trace knows the sizes. The graph holds the chosen backend alone.
-
-    torch.compile calls this while it traces, and does not trace it.
-    """
-    last = len(shape) == 4 and not _is_packed(shape, strides, (0, 1, 2, 3)) and _is_packed(shape, strides, (0, 2, 3, 1))
-    seen = Input(shape, last, dtype, device, requires_grad)
-    return _choose(seen, nnz[0], offset, Geometry.unpack(geometry), may_measure=may_measure)
-
-
-def _is_packed(shape: tuple[int, ...], strides: tuple[int, ...], order: tuple[int, ...]) -> bool:
-    """Return whether a tensor lies in memory without gaps, with its axes in this order."""
-    step = 1
-    for axis in reversed(order):
-        if shape[axis] > 1 and strides[axis] != step:
-            return False
-        step *= shape[axis]
-    return True

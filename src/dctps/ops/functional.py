@@ -92,7 +92,7 @@ def _without_weight(
 
 
 BACKENDS: dict[str, Callable[..., Tensor]] = {"dense": _dense, "torch": _without_weight, "native": _native}
-AUTO = "auto"  # the backend that `autotune.choose` replaces by one of these
+AUTO = "auto"  # the backend that `choosing.choose` replaces by one of these
 
 
 def check_backend(backend: str) -> None:
