@@ -6,6 +6,7 @@ import pytest
 
 from dctps.cli import main
 from dctps.experiments.catalogue import EXPERIMENTS
+from dctps.experiments.sheet import read_sheet, results_of
 
 GRID = {
     "settings": {"model": "small_cnn", "data": "digits", "images": 60, "epochs": 1, "batch_size": 30},
@@ -80,6 +81,29 @@ def test_an_experiment_from_runs_to_picture(tmp_path, capsys):
     assert main([*command, "--only-draw"]) == 0
     places = ["--out", str(out), "--runs", str(tmp_path / "runs")]
     assert main(["reproduce", "epl-epf-counts-smoke", "--only-draw", *places]) == 0  # as the files are named
+
+
+@pytest.mark.process
+def test_a_table_from_elsewhere_goes_on_without_its_runs(tmp_path, capsys):
+    out, options = tmp_path / "results", ["--processes", "1", "--device", "cpu"]
+    command = ["reproduce", "epl-epf-counts", "--scale", "smoke", "--out", str(out), *options]
+    assert main([*command, "--lines", "EPL", "--runs", str(tmp_path / "there")]) == 0
+    table = out / "epl-epf-counts-smoke.csv"
+    first = results_of(table)
+    capsys.readouterr()
+    assert main([*command, "--keep", "--runs", str(tmp_path / "here")]) == 0
+    here = list((tmp_path / "here").glob("*/result.json"))
+    runs = {row.id for row in first}
+    assert f"kept, not executed: {len(runs)} runs of {table}" in capsys.readouterr().out
+    assert here
+    assert not runs & {path.parent.name for path in here}
+    now = read_sheet(table)
+    assert [row for row in now if row.id in runs] == first
+    assert {row.status for row in now} == {"done"}
+    assert main([*command, "--only-draw", "--runs", str(tmp_path / "here")]) == 0
+    assert "missing" in {
+        row.status for row in read_sheet(table)
+    }  # without the flag the table has the folder's results alone
 
 
 def test_the_list_says_what_is_done(tmp_path, capsys):

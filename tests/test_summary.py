@@ -9,7 +9,7 @@ from dctps.data import DATASETS
 from dctps.experiments.cells import Cell
 from dctps.experiments.perform import perform
 from dctps.experiments.results import Broken, Results, Row, read_cells
-from dctps.experiments.sheet import read_sheet, sheet_rows, write_sheet
+from dctps.experiments.sheet import read_sheet, results_of, sheet_rows, write_sheet
 from dctps.experiments.summary import chance, points
 from dctps.experiments.tasks.counts import LayerRow
 from dctps.experiments.tasks.jacobian import SingularValueRow
@@ -145,6 +145,27 @@ def test_a_run_named_twice_for_a_line_is_there_once():
     assert len(sheet_rows("lenet", "paper", [CELLS[0], CELLS[0]], Results([], []))) == 1
     elsewhere = dataclasses.replace(CELLS[0], panel="B")
     assert len(sheet_rows("lenet", "paper", [CELLS[0], elsewhere], Results([], []))) == 2
+
+
+def test_rows_of_an_earlier_table_stand_for_runs_that_are_not_here(tmp_path):
+    write_sheet(five_lines(), tmp_path / "lenet-paper.csv")
+    kept = results_of(tmp_path / "lenet-paper.csv")
+    assert [(row.id, row.status) for row in kept] == [(CELLS[0].id, "done"), (CELLS[1].id, "collapsed")]
+    here = Results([result(CELLS[0], test=0.9), result(CELLS[4])], [Broken(CELLS[1].id, "it is damaged")])
+    lines = sheet_rows("lenet", "paper", CELLS, here, kept=kept)
+    assert [line.status for line in lines] == [
+        "done",
+        "broken",
+        "missing",
+        "missing",
+        "done",
+    ]  # what is here comes first
+    lines = sheet_rows("lenet", "paper", CELLS, Results([result(CELLS[4])], []), kept=kept)
+    assert [line.status for line in lines] == ["done", "collapsed", "missing", "missing", "done"]
+    assert lines[:2] == kept
+    elsewhere = dataclasses.replace(CELLS[0], panel="B")
+    assert sheet_rows("lenet", "paper", [elsewhere], Results([], []), kept=kept)[0].status == "missing"
+    assert results_of(tmp_path / "nothing.csv") == []
 
 
 def test_steps_between_rewirings_are_kept():

@@ -49,6 +49,9 @@ class Arguments:
     """Run only these panels of the experiment, by their names in the figure. Without this flag all are run."""
     only_draw: bool = False
     """Run nothing, and draw the results that there are."""
+    keep: bool = False
+    """Keep the rows of the table in --out whose runs are on another machine, and do not execute these runs again.
+    Without this flag the table has the results of the folder of runs alone."""
     out: Path = Path("results")
     """Folder of the tables (CSV) and figures (PNG, PDF), which show all results that there are."""
     machines: Annotated[Machines, tyro.conf.arg(name="")] = dataclasses.field(default_factory=Machines)
@@ -77,7 +80,9 @@ def reproduce(arguments: list[str]) -> None:
     if given.only_draw:
         _draw(given, scale, cells)
         return
-    outcome = run_missing(_asked_cells(cells, given), given.machines, given.place)
+    kept = _kept_ids(given, scale)
+    asked = [cell for cell in _asked_cells(cells, given) if cell.id not in kept]
+    outcome = run_missing(asked, given.machines, given.place)
     if not given.place.quiet:
         print(describe_outcome(outcome))
     _draw(given, scale, cells)
@@ -108,12 +113,26 @@ def _asked_cells(cells: list["Cell"], given: Arguments) -> list["Cell"]:
     return cells
 
 
+def _kept_ids(given: Arguments, scale: "Scale") -> set[str]:
+    """The ids of the runs whose rows in the table of --out are kept."""
+    from dctps.experiments.sheet import results_of
+
+    kept = {row.id for row in results_of(_sheet(given, scale))} if given.keep else set()
+    if given.keep and not given.place.quiet:
+        print(f"kept, not executed: {len(kept)} runs of {_sheet(given, scale)}")
+    return kept
+
+
+def _sheet(given: Arguments, scale: "Scale", suffix: str = "") -> Path:
+    return given.out / f"{given.name}-{scale.name}{suffix}.csv"
+
+
 def _draw(given: Arguments, scale: "Scale", cells: list["Cell"]) -> None:
     """Write the table of all results that there are, and draw the figure from it."""
     from dctps.analysis.figures.draw import draw
     from dctps.experiments.catalogue import EXPERIMENTS
     from dctps.experiments.results import read_cells
-    from dctps.experiments.sheet import sheet_rows, write_sheet
+    from dctps.experiments.sheet import results_of, sheet_rows, write_sheet
     from dctps.experiments.tasks.training import EpochRow
 
     results = read_cells(cells, given.place.runs)
@@ -122,8 +141,8 @@ def _draw(given: Arguments, scale: "Scale", cells: list["Cell"]) -> None:
     given.out.mkdir(parents=True, exist_ok=True)
     kinds = {"": None, "-epochs": EpochRow} if EXPERIMENTS[given.name].learning else {"": None}
     for suffix, kind in kinds.items():
-        lines = sheet_rows(given.name, scale.name, cells, results, kind)
-        sheet = given.out / f"{given.name}-{scale.name}{suffix}.csv"
+        sheet = _sheet(given, scale, suffix)
+        lines = sheet_rows(given.name, scale.name, cells, results, kind, results_of(sheet) if given.keep else ())
         write_sheet(lines, sheet)
         for path in (sheet, *draw(lines, given.out)):
             print(path)

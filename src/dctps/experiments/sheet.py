@@ -19,7 +19,7 @@ from dctps.base.records import parse
 from dctps.base.registry import lookup
 from dctps.experiments.cells import Cell
 from dctps.experiments.results import Results, Row
-from dctps.experiments.status import DONE
+from dctps.experiments.status import COLLAPSED, DONE
 from dctps.experiments.tasks import TASKS
 from dctps.experiments.tasks.task import Columns, SheetRow
 from dctps.train.runs import Run, RunError
@@ -31,17 +31,29 @@ MISSING, BROKEN = "missing", "broken"  # statuses beside done, collapsed and fai
 
 
 def sheet_rows(
-    experiment: str, scale: str, cells: Iterable[Cell], results: Results, kind: type[SheetRow] | None = None
+    experiment: str,
+    scale: str,
+    cells: Iterable[Cell],
+    results: Results,
+    kind: type[SheetRow] | None = None,
+    kept: Iterable[SheetRow] = (),
 ) -> list[SheetRow]:
     """The rows of an experiment at a scale, both by name; cells that `results` does not have are missing.
 
     A run that an experiment names twice for one line is there once.
     kind: the class of the rows, if not the one that the task of a cell usually has.
+    kept: rows of an earlier table, which stand for the cells that `results` does not have.
     """
     found = {row.id: row for row in results.rows}
     broken = {run.name: run.reason for run in results.broken}
+    earlier: dict[tuple[str, str, str], list[SheetRow]] = {}
+    for kept_row in kept:
+        earlier.setdefault((kept_row.id, kept_row.panel, kept_row.line), []).append(kept_row)
     rows: list[SheetRow] = []
-    for cell in {(cell.id, cell.panel, cell.line): cell for cell in cells}.values():
+    for key, cell in {(cell.id, cell.panel, cell.line): cell for cell in cells}.items():
+        if cell.id not in found and cell.id not in broken and key in earlier:
+            rows += earlier[key]
+            continue
         row_class = kind or lookup(TASKS, cell.task, "task").row
         shared = {**_origin(cell), **_outcome(found.get(cell.id), broken.get(cell.id)), "id": cell.id}
         try:
@@ -69,6 +81,11 @@ def _task_columns(cell: Cell, row: Row | None, row_class: type[SheetRow]) -> lis
     if row is None or row.status != DONE:
         return [{}]
     return TASKS[cell.task].sheets[row_class](row.content, Run(row.folder))
+
+
+def results_of(sheet: Path) -> list[SheetRow]:
+    """The rows of a table that are results: runs that are done, and methods that collapsed; none where no file is."""
+    return [row for row in read_sheet(sheet) if row.status in (DONE, COLLAPSED)] if sheet.exists() else []
 
 
 # --- rows in and out of files ---------------------------------------------------------------------------------------
