@@ -1,0 +1,109 @@
+"""The figure of docs/federated.md: accuracy against bytes, of federated trainings of LeNet-5 on CIFAR-10.
+
+    python examples/federated/figure.py [--lines build/federated] [--rounds 50] [--seeds 0] [--simulation]
+
+Performs the lines one after the other in this process (or by Flower's simulation), each into a CSV file of its own in
+the folder of lines; a line that is there is not repeated. After each line it writes all rows as results/federated.csv,
+and the figure results/federated.png. CIFAR-10 is found as by `dctps.data.load`.
+"""
+
+import argparse
+import csv
+import itertools
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import matplotlib.pyplot as plt
+import torch
+from federation.line import Line
+from federation.rounds import local_exchange, perform, write_rows
+
+from dctps.base.files import write_atomically
+
+RESULTS = Path(__file__).parents[2] / "results"
+LRS = {"dctps": 1e-2, "random": 1e-2, "dense": 1e-3}  # chosen on validation images, see docs/federated.md
+WHAT = [  # method, density, updates: the most telling ones first
+    ("dctps", 0.01, "whole"),
+    ("dense", 1.0, "whole"),
+    ("random", 0.01, "whole"),
+    ("dctps", 0.05, "whole"),
+    ("random", 0.05, "whole"),
+    ("dctps", 0.01, "int8"),
+    ("dctps", 0.001, "whole"),
+    ("random", 0.001, "whole"),
+]
+NAMES = {"dctps": "DCTpS", "random": "random pruning", "dense": "dense FedAvg"}
+COLOURS = {1.0: "black", 0.05: "#d95f02", 0.01: "#1b9e77", 0.001: "#7570b3"}
+STYLES = {"dctps": "-", "random": "--", "dense": "-"}
+
+
+def lines(rounds: int, seeds: list[int]) -> list[Line]:
+    """Return the lines of the figure, all of the first seed first."""
+    return [
+        Line(method, density, updates, seed, rounds, lr=LRS[method])
+        for seed, (method, density, updates) in itertools.product(seeds, WHAT)
+    ]
+
+
+def rows_of(path: Path) -> list[dict[str, Any]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def label(row: dict[str, Any]) -> str:
+    density = "" if row["method"] == "dense" else f", {100 * float(row['density']):g} %"
+    return NAMES[row["method"]] + density + ("" if row["updates"] == "whole" else f", {row['updates']} updates")
+
+
+def draw(rows: list[dict[str, Any]], path: Path) -> None:
+    """Draw the accuracy of each line against the bytes of all messages so far."""
+    figure, axes = plt.subplots(figsize=(8, 5), layout="constrained")
+    for key, group in itertools.groupby(rows, key=lambda row: (label(row), row["seed"])):
+        own = [row for row in group if row["test_accuracy"]]
+        style = ":" if own[0]["updates"] != "whole" else STYLES[own[0]["method"]]
+        axes.semilogx(
+            [int(row["bytes_total"]) for row in own],
+            [float(row["test_accuracy"]) for row in own],
+            style,
+            color=COLOURS[float(own[0]["density"])],
+            marker="o",
+            markersize=3,
+            label=key[0] if key[1] == rows[0]["seed"] else None,
+        )
+    axes.axhline(10, color="grey", linewidth=0.8)
+    axes.set_xlabel("bytes sent so far, to and from all clients")
+    axes.set_ylabel("test accuracy in %")
+    axes.set_title(f"LeNet-5 on CIFAR-10, {rows[0]['clients']} clients, {rows[0]['sampled']} in each round")
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8)
+    write_atomically(path, lambda part: figure.savefig(part, format="png", dpi=120))
+    plt.close(figure)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--lines", type=Path, default=Path("build/federated"), help="where the lines are kept")
+    parser.add_argument("--rounds", type=int, default=50)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--simulation", action="store_true", help="perform the lines by Flower's simulation")
+    options = parser.parse_args()
+    matplotlib.use("Agg")
+    torch.set_flush_denormal(True)
+    torch.set_num_threads(1)
+    paths = []
+    for line in lines(options.rounds, options.seeds):
+        if options.simulation:
+            from federation.simulation import simulate
+
+            simulate(line, options.lines)
+        else:
+            perform(line, local_exchange(line), options.lines)
+        paths.append(options.lines / f"{line.name}.csv")
+        rows = [row for path in paths for row in rows_of(path)]
+        write_atomically(RESULTS / "federated.csv", lambda part, rows=rows: write_rows(part, rows))
+        draw(rows, RESULTS / "federated.png")
+
+
+if __name__ == "__main__":
+    main()
