@@ -1,6 +1,7 @@
 """The rounds of a line as the server does them, whatever carries its packets; their numbers as a CSV file."""
 
 import csv
+import dataclasses
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ def perform(line: Line, exchange: Exchange, folder: Path) -> Path:
     """Perform all rounds of a line and write folder/<name of the line>.csv; a line that is there is not repeated."""
     path = folder / f"{line.name}.csv"
     if path.exists():
+        check_same(line, path)
         print(f"{path} is there; this line is not repeated", flush=True)
         return path
     folder.mkdir(parents=True, exist_ok=True)
@@ -33,8 +35,10 @@ def perform(line: Line, exchange: Exchange, folder: Path) -> Path:
         total += up + len(chosen) * len(packet)
         is_measured = (number + 1) % line.measured_every == 0
         row = {"round": number + 1, "bytes_down": len(packet), "bytes_up": up // len(chosen), "bytes_total": total}
-        row[f"{line.measured_on}_accuracy"] = f"{accuracy(net, line):.2f}" if is_measured else ""
-        rows.append(facts(line) | row | {"seconds": f"{time.perf_counter() - start:.1f}", "commit": commit()})
+        row["accuracy"] = f"{accuracy(net, line):.2f}" if is_measured else ""
+        rows.append(
+            dataclasses.asdict(line) | row | {"seconds": f"{time.perf_counter() - start:.1f}", "commit": commit()}
+        )
         print(f"{line.name}: {row}", flush=True)
     write_atomically(path, lambda part: write_rows(part, rows))
     return path
@@ -45,10 +49,13 @@ def sample(line: Line, number: int) -> list[int]:
     return sorted(np.random.default_rng([line.seed, 2, number]).permutation(line.clients)[: line.sampled].tolist())
 
 
-def facts(line: Line) -> dict[str, object]:
-    """Return what the rows of a line say about it."""
-    named = ("method", "density", "updates", "model", "seed", "clients", "sampled", "batch", "steps", "lr")
-    return {name: getattr(line, name) for name in named} | ({"density": 1.0} if line.method == "dense" else {})
+def check_same(line: Line, path: Path) -> None:
+    """Raise ValueError if a file of this name is of a line with other settings."""
+    with path.open(newline="") as file:
+        found = next(csv.DictReader(file))
+    other = {name: found.get(name) for name, value in dataclasses.asdict(line).items() if found.get(name) != str(value)}
+    if other:
+        raise ValueError(f"{path} is of a line with other settings, {other}; take another folder, or remove the file")
 
 
 def write_rows(path: Path, rows: Sequence[dict[str, object]]) -> None:
