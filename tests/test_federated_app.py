@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -57,7 +58,7 @@ def test_a_finished_line_is_not_repeated_and_one_with_other_settings_is_refused(
     assert local(line(), tmp_path) == path
     assert path.stat().st_mtime_ns == before
     assert "not repeated" in capsys.readouterr().out
-    with pytest.raises(ValueError, match=r"other settings, {'lr': '0.001'}"):
+    with pytest.raises(ValueError, match=r"other settings, {'lr': '0.03'}"):
         local(line(lr=0.1), tmp_path)
 
 
@@ -87,6 +88,14 @@ def test_the_images_are_dealt_to_clients_once_unevenly_and_by_the_seed():
 def test_settings_that_cannot_be_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         line(**options)
+
+
+def test_the_configuration_of_the_app_has_the_settings_of_a_line():
+    from federation.line import Line
+
+    config = tomllib.loads((APP / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+    assert config.pop("folder")
+    assert {name.replace("-", "_"): value for name, value in config.items()} == dataclasses.asdict(Line())
 
 
 @pytest.mark.process

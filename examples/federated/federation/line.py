@@ -37,7 +37,7 @@ class Line:
     density: float = 0.01
     updates: str = "whole"
     seed: int = 0
-    rounds: int = 100
+    rounds: int = 50
     dataset: str = "cifar10"
     model: str = "lenet"
     clients: int = 20
@@ -45,7 +45,7 @@ class Line:
     concentration: float = 0.3
     batch: int = 32
     steps: int = 20
-    lr: float = 1e-3
+    lr: float = 3e-2
     measured_on: str = "test"
     measured_every: int = 5
 
