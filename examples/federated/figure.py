@@ -4,7 +4,7 @@
 
 Performs the lines one after the other in this process (or by Flower's simulation), each into a CSV file of its own in
 the folder of lines; a line that is there is not repeated. After each line it writes all rows as results/federated.csv,
-and the figure results/federated.png. CIFAR-10 is found as by `dctps.data.load`.
+and the figure results/federated.png; at the end it prints a table. CIFAR-10 is found as by `dctps.data.load`.
 """
 
 import argparse
@@ -19,6 +19,7 @@ import torch
 from federation.line import Line
 from federation.rounds import local_exchange, perform, write_rows
 
+import dctps
 from dctps.base.files import write_atomically
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -35,6 +36,7 @@ WHAT = [  # method, density, updates: the most telling ones first
 ]
 NAMES = {"dctps": "DCTpS", "random": "random pruning", "dense": "dense FedAvg"}
 COLOURS = {1.0: "black", 0.05: "#d95f02", 0.01: "#1b9e77", 0.001: "#7570b3"}
+WEIGHTS = sum(p.numel() for p in dctps.models.build("lenet").parameters())
 STYLES = {"dctps": "-", "random": "--", "dense": "-"}
 
 
@@ -84,6 +86,27 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
     plt.close(figure)
 
 
+def table(rows: list[dict[str, Any]]) -> str:
+    """Return a table in Markdown: what each line sends, and its accuracy after equal bytes and in the end."""
+    budgets = (250_000, 1_250_000, 5_000_000, 12_500_000)
+    sizes = [f"{size / 1e6:g} MB" for size in budgets]
+    head = ["line", "bytes down, up", "bits per weight down, up", *(f"after {size}" for size in sizes), "at the end"]
+    body = [head, ["---", *["--:"] * (len(head) - 1)]]
+    for name, group in itertools.groupby(rows, key=lambda row: f"{label(row)}, seed {row['seed']}"):
+        own = list(group)
+        sent = [int(own[0][key]) for key in ("bytes_down", "bytes_up")]
+        bits = ", ".join(f"{8 * size / WEIGHTS:.3g}" for size in sent)
+        reached = [reached_by(own, size) for size in (*budgets, int(own[-1]["bytes_total"]))]
+        body.append([name, ", ".join(f"{size:,}" for size in sent), bits, *reached])
+    return "\n".join("| " + " | ".join(row) + " |" for row in body)
+
+
+def reached_by(rows: list[dict[str, Any]], size: int) -> str:
+    """Return the last accuracy of a line within a number of bytes, or nothing if there is none."""
+    within = [row["accuracy"] for row in rows if row["accuracy"] and int(row["bytes_total"]) <= size]
+    return within[-1] if within else ""
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lines", type=Path, default=Path("build/federated"), help="where the lines are kept")
@@ -106,6 +129,7 @@ def main() -> None:
         rows = [row for path in paths for row in rows_of(path)]
         write_atomically(RESULTS / "federated.csv", lambda part, rows=rows: write_rows(part, rows))
         draw(rows, RESULTS / "federated.png")
+    print(table(rows))
 
 
 if __name__ == "__main__":

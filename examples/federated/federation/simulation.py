@@ -11,7 +11,7 @@ QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_U
 def simulate(line: Line, folder: Path, temporary: Path | None = None) -> None:
     """Perform a line with one actor for all clients, one after the other.
 
-    temporary: where Ray keeps its files; by default that is its own place, /tmp/ray.
+    temporary: where Ray keeps its files, a folder with a short name; by default that is its own place, /tmp/ray.
     """
     os.environ.update(QUIET)  # Flower reads these when it is imported
     os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
