@@ -1,6 +1,6 @@
 """The figure of docs/federated.md: accuracy against bytes, of federated trainings of LeNet-5 on CIFAR-10.
 
-    python examples/federated/figure.py [--lines build/federated] [--rounds 50] [--seeds 0] [--simulation]
+    python examples/federated/figure.py [--lines build/federated] [--rounds 50] [--seeds 0] [--simulation] [--finished]
 
 Performs the lines one after the other in this process (or by Flower's simulation), each into a CSV file of its own in
 the folder of lines; a line that is there is not repeated. After each line it writes all rows as results/federated.csv,
@@ -10,6 +10,7 @@ and the figure results/federated.png; at the end it prints a table. CIFAR-10 is 
 import argparse
 import csv
 import itertools
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -87,16 +88,23 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Return a table in Markdown: what each line sends, and its accuracy after equal bytes and in the end."""
+    """Return a table in Markdown: what each line sends, and its accuracy after equal bytes and at the end (a mean)."""
     budgets = (250_000, 1_250_000, 5_000_000, 12_500_000)
     sizes = [f"{size / 1e6:g} MB" for size in budgets]
-    head = ["line", "bytes down, up", "bits per weight down, up", *(f"after {size}" for size in sizes), "at the end"]
+    head = [
+        "line",
+        "bytes down, up",
+        "bits per weight down, up",
+        *(f"after {size}" for size in sizes),
+        "last ten rounds",
+    ]
     body = [head, ["---", *["--:"] * (len(head) - 1)]]
     for name, group in itertools.groupby(rows, key=lambda row: f"{label(row)}, seed {row['seed']}"):
         own = list(group)
         sent = [int(own[0][key]) for key in ("bytes_down", "bytes_up")]
         bits = ", ".join(f"{8 * size / WEIGHTS:.3g}" for size in sent)
-        reached = [reached_by(own, size) for size in (*budgets, int(own[-1]["bytes_total"]))]
+        last = [float(row["accuracy"]) for row in own[-10:] if row["accuracy"]]
+        reached = [*(reached_by(own, size) for size in budgets), f"{statistics.mean(last):.1f}"]
         body.append([name, ", ".join(f"{size:,}" for size in sent), bits, *reached])
     return "\n".join("| " + " | ".join(row) + " |" for row in body)
 
@@ -113,12 +121,15 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=50)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--simulation", action="store_true", help="perform the lines by Flower's simulation")
+    parser.add_argument("--finished", action="store_true", help="perform no line; show those that are finished")
     options = parser.parse_args()
     matplotlib.use("Agg")
     torch.set_flush_denormal(True)
     torch.set_num_threads(1)
     paths = []
     for line in lines(options.rounds, options.seeds):
+        if options.finished and not (options.lines / f"{line.name}.csv").exists():
+            continue
         if options.simulation:
             from federation.simulation import simulate
 
