@@ -79,6 +79,10 @@ LOOKS: dict[str, Look] = {
     "Hadamard, channel order, signs, leverage": Look(TEXT, "cross"),
     "DCT, channel order, signs, values 3 times as fast": Look(PURPLE, "triangle-up", DASH_DOT, filled=False),
     "DCT, channel order, signs, values 10 times as fast": Look(PURPLE, "triangle-down", LONG_DASHED),
+    # the experiment on the bytes of files
+    "DCT, channel order, signs, leverage, BatchNorm 10 %": Look(PURPLE, "triangle-up", LONG_DASHED),
+    "DCT, channel order, signs, leverage, BatchNorm 1 %": Look(ORANGE, "diamond", DASH_DOT),
+    "no offset, BatchNorm 1 %": Look(TEXT, "x", DOTTED),
     # whole trainings
     "DCTpS, signs and leverage": Look(RED, "pentagon"),
     "DCTpS, signs and leverage + RigL": Look(ORANGE, "diamond-tall"),

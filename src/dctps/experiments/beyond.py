@@ -104,9 +104,24 @@ UNNORMALISED_LINES: dict[str, Changes] = {
 }
 
 
+BYTES: dict[str, Changes] = {
+    PUBLISHED: {"offset": "dct"},
+    SIGNED_LEVERAGE: _LEVERAGE,
+    f"{SIGNED_LEVERAGE}, BatchNorm 10 %": {**_LEVERAGE, "norm_density": 0.1},
+    f"{SIGNED_LEVERAGE}, BatchNorm 1 %": {**_LEVERAGE, "norm_density": 0.01},
+    "no offset": {"offset": None},
+    "no offset, BatchNorm 1 %": {"offset": None, "norm_density": 0.01},
+}
+
+
 def scale_of_d(scale: Scale) -> Cells:
     yield from lines_of(NARROW, {**SCALES, **CONTROLS}, (0.01, 0.001, 0.0002), scale)
     yield from lines_of(LENET, UNNORMALISED_LINES, (0.01, 0.005), scale)
+
+
+def bytes_of_files(scale: Scale) -> Cells:
+    """Yield trainings whose files are to be compared: BatchNorm, with four numbers per channel, is most of them."""
+    yield from lines_of(NARROW, BYTES, (0.01, 0.001, 0.0002), scale)
 
 
 def scale_longer(scale: Scale) -> Cells:
