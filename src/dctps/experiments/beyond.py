@@ -130,6 +130,27 @@ def scale_longer(scale: Scale) -> Cells:
     yield from lines_of(NARROW, lines, (0.001,), scale)
 
 
+# --- the places of S, and other offsets ------------------------------------------------------------------------------
+
+PLACES: dict[str, Changes] = {  # the first is drawn by the allocation; the others are in places.py
+    "random": {},
+    "gradient": {"method": "dctps.experiments.places:by_gradient"},
+    "SNIP": {"method": "dctps.experiments.places:by_snip"},
+    "whole kernels": {"method": "dctps.experiments.places:whole_kernels"},
+}
+REWIRED: dict[str, Changes] = {"": {}, " + RigL": {"rewire": "rigl"}, " + SET": {"rewire": "set"}}
+
+
+def places(scale: Scale) -> Cells:
+    """Yield trainings under the default offset and scale whose weights are elsewhere, or move afterwards."""
+    lines = {
+        f"{name}{end}": {**_LEVERAGE, **place, **moved}
+        for end, moved in REWIRED.items()
+        for name, place in PLACES.items()
+    }
+    yield from lines_of(NARROW, lines, (0.001,), scale)
+
+
 # --- whole trainings --------------------------------------------------------------------------------------------------
 
 DEFAULT = "DCTpS, signs and leverage"  # what `sparsify` does when it is asked for nothing else

@@ -104,6 +104,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         _ONE_DENSITY,
         learning=True,
     ),
+    "places": Experiment("Places of S", BEYOND, beyond.places, "accuracy", _SCALE_LAPTOP, _ONE_DENSITY, learning=True),
     "bytes": Experiment(
         "Accuracy and the bytes of the file",
         BEYOND,
