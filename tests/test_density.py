@@ -1,6 +1,7 @@
 """More or fewer weights later, groups of parameters for weight decay, and steps that would be taken twice."""
 
 import copy
+import math
 
 import pytest
 import torch
@@ -118,6 +119,38 @@ def test_values_and_matrices_decay_and_nothing_else_does():
     torch.optim.AdamW(dctps.param_groups(net, weight_decay=0.1), lr=1e-3)
     with pytest.raises(ValueError, match="not negative"):
         dctps.param_groups(net, weight_decay=-1)
+
+
+def test_values_have_a_learning_rate_of_their_own():
+    net = nn.Sequential(DpsLinear(8, 8, nnz=9), nn.Linear(8, 8))
+    values, dense, others = dctps.param_groups(net, 0.1, values_lr=3e-3)
+    assert [id(p) for p in values["params"]] == [id(net[0].values)]
+    assert [id(p) for p in dense["params"]] == [id(net[1].weight)]
+    assert {id(p) for p in others["params"]} == {id(p) for p in (net[0].alpha, net[0].bias, net[1].bias)}
+    optimiser = torch.optim.Adam([values, dense, others], lr=1e-3)
+    assert [(group["lr"], group["weight_decay"]) for group in optimiser.param_groups] == [
+        (3e-3, 0.1),
+        (1e-3, 0.1),
+        (1e-3, 0.0),
+    ]
+    for wrong in (0.0, -1e-3, math.nan, math.inf):
+        with pytest.raises(ValueError, match="values_lr is a positive number"):
+            dctps.param_groups(net, values_lr=wrong)
+
+
+def test_adam_moves_a_scaled_reparametrisation_as_values_with_a_scaled_learning_rate():
+    """S = gamma V under Adam at lr is S under Adam at gamma lr, so the layers need no such reparametrisation."""
+    torch.manual_seed(0)
+    gamma, plain = 3.0, torch.zeros(9, dtype=torch.float64, requires_grad=True)
+    scaled = torch.zeros(9, dtype=torch.float64, requires_grad=True)
+    optimisers = torch.optim.Adam([plain], lr=gamma * 1e-3, eps=0), torch.optim.Adam([scaled], lr=1e-3, eps=0)
+    for _ in range(20):
+        matrix = torch.randn(5, 9, dtype=torch.float64)
+        for s, optimiser in zip((plain, gamma * scaled), optimisers, strict=True):
+            optimiser.zero_grad()
+            (matrix @ s - 1).square().sum().backward()
+            optimiser.step()
+    torch.testing.assert_close(plain, gamma * scaled, rtol=1e-10, atol=1e-12)
 
 
 def test_decay_shrinks_values_and_leaves_alpha():
