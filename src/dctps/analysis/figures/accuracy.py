@@ -125,7 +125,7 @@ def _draw_dense(axes: Any, found: Sequence[Point]) -> None:
 AXES = {
     "density": "density: trainable share of the weights",
     "weights": "trainable weights",
-    "bytes": "size of the file, bytes",
+    "bytes": "size of the file, kB",
 }
 
 
@@ -148,8 +148,9 @@ def _set_x_axis(axes: Any, sparse: Sequence[Point], axis: str) -> None:
     axes.set_xscale("log")
     axes.set_xlabel(AXES[axis])
     if axis != "density":
-        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axes.xaxis.set_major_formatter("{x:,.0f}")
+        subs, words = ((1, 2, 5), "{x:,.0f}") if axis == "weights" else ((1, 2, 3, 5), _kilobytes)
+        axes.xaxis.set_major_locator(LogLocator(subs=subs))
+        axes.xaxis.set_major_formatter(words)
         axes.xaxis.set_minor_locator(NullLocator())
     else:
         densities = sorted({p.density for p in sparse if p.density is not None})
@@ -158,6 +159,10 @@ def _set_x_axis(axes: Any, sparse: Sequence[Point], axis: str) -> None:
         if densities:
             room = max(1.5, densities[-1] / densities[0]) ** (0.06 if len(densities) > 1 else 1)
             axes.set_xlim(densities[0] / room, densities[-1] * room)
+
+
+def _kilobytes(number: float, _: int) -> str:
+    return f"{number / 1000:,g}"
 
 
 def _tick_labels(densities: Sequence[float]) -> list[str]:
