@@ -346,6 +346,20 @@ def test_lenet_has_numbers_of_weights_and_validation_accuracy():
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("trainable weights", "validation accuracy, %")
 
 
+def test_the_axis_can_be_the_size_of_the_file():
+    lines = [
+        dataclasses.replace(row, file_bytes=29_000 + 1000 * row.seed) for row in trainings({0.001: (0.3, 0.4, 0.5)})
+    ]
+    figure = drawn(lines + trainings({0.01: (0.8,)}, file_bytes=60_000), "bytes")
+    (axes,) = figure.axes
+    (line,) = labelled(axes, "DCTpS")
+    assert list(line.get_xdata()) == [30_000, 60_000]  # the mean of the seeds
+    assert list(line.get_ydata()) == pytest.approx([40, 80])
+    ticks = [label.get_text() for label in axes.get_xticklabels() if label.get_visible()]
+    assert axes.get_xlabel() == "size of the file, kB"
+    assert {"30", "50"} <= set(ticks)
+
+
 @pytest.mark.parametrize(("panels", "shape"), [(1, (1, 1)), (2, (1, 2)), (3, (1, 3)), (4, (2, 2)), (6, (3, 2))])
 def test_panels_are_grouped_as_in_the_paper(panels, shape):
     lines = [line for i in range(panels) for line in trainings({0.05: (0.9,)}, panel=f"panel {i}")]

@@ -94,7 +94,7 @@ def test_a_table_from_elsewhere_goes_on_without_its_runs(tmp_path, capsys):
     assert main([*command, "--keep", "--runs", str(tmp_path / "here")]) == 0
     here = list((tmp_path / "here").glob("*/result.json"))
     runs = {row.id for row in first}
-    assert f"kept, not executed: {len(runs)} runs of {table}" in capsys.readouterr().out
+    assert f"kept, not executed: {len(runs)} runs of the tables in {out}" in capsys.readouterr().out
     assert here
     assert not runs & {path.parent.name for path in here}
     now = read_sheet(table)

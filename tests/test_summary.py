@@ -163,9 +163,17 @@ def test_rows_of_an_earlier_table_stand_for_runs_that_are_not_here(tmp_path):
     lines = sheet_rows("lenet", "paper", CELLS, Results([result(CELLS[4])], []), kept=kept)
     assert [line.status for line in lines] == ["done", "collapsed", "missing", "missing", "done"]
     assert lines[:2] == kept
-    elsewhere = dataclasses.replace(CELLS[0], panel="B")
-    assert sheet_rows("lenet", "paper", [elsewhere], Results([], []), kept=kept)[0].status == "missing"
+    assert sheet_rows("lenet", "paper", CELLS[2:3], Results([], []), kept=kept)[0].status == "missing"
     assert results_of(tmp_path / "nothing.csv") == []
+
+
+def test_a_row_of_another_experiment_stands_for_the_run_that_it_shares():
+    kept = [row for row in five_lines() if row.status == "done"]
+    again = [dataclasses.replace(row, experiment="longer", line="other", test_at_best=0.1) for row in kept]
+    (row,) = sheet_rows(
+        "sgd", "paper", [dataclasses.replace(CELLS[0], panel="B", line="b")], Results([], []), kept=kept + again
+    )
+    assert row == dataclasses.replace(kept[0], experiment="sgd", panel="B", line="b")  # once, and of the first table
 
 
 def test_steps_between_rewirings_are_kept():

@@ -79,6 +79,23 @@ LOOKS: dict[str, Look] = {
     "Hadamard, channel order, signs, leverage": Look(TEXT, "cross"),
     "DCT, channel order, signs, values 3 times as fast": Look(PURPLE, "triangle-up", DASH_DOT, filled=False),
     "DCT, channel order, signs, values 10 times as fast": Look(PURPLE, "triangle-down", LONG_DASHED),
+    # the experiment on places: a colour for each choice; rewired lines are broken and have other markers
+    "random": Look(RED, "square"),
+    "gradient": Look(BLUE, "triangle-up"),
+    "SNIP": Look(GREEN, "diamond"),
+    "whole kernels": Look(ORANGE, "pentagon"),
+    "random + RigL": Look(RED, "square", DASH_DOT, filled=False),
+    "gradient + RigL": Look(BLUE, "triangle-up", DASH_DOT, filled=False),
+    "SNIP + RigL": Look(GREEN, "diamond", DASH_DOT, filled=False),
+    "whole kernels + RigL": Look(ORANGE, "pentagon", DASH_DOT, filled=False),
+    "random + SET": Look(RED, "x", DOTTED),
+    "gradient + SET": Look(BLUE, "cross", DOTTED),
+    "SNIP + SET": Look(GREEN, "star", DOTTED),
+    "whole kernels + SET": Look(ORANGE, "hexagon", DOTTED),
+    # the experiment on the bytes of files
+    "DCT, channel order, signs, leverage, BatchNorm 10 %": Look(PURPLE, "triangle-up", LONG_DASHED),
+    "DCT, channel order, signs, leverage, BatchNorm 1 %": Look(ORANGE, "diamond", DASH_DOT),
+    "no offset, BatchNorm 1 %": Look(TEXT, "x", DOTTED),
     # whole trainings
     "DCTpS, signs and leverage": Look(RED, "pentagon"),
     "DCTpS, signs and leverage + RigL": Look(ORANGE, "diamond-tall"),

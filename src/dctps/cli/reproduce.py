@@ -16,6 +16,7 @@ from dctps.cli.sweep import Machines, Place, describe_outcome, exit_if_failed, r
 if TYPE_CHECKING:
     from dctps.experiments.cells import Cell
     from dctps.experiments.scales import Scale
+    from dctps.experiments.tasks.task import SheetRow
 
 
 SCALES = Literal["paper", "laptop", "smoke"]
@@ -32,8 +33,8 @@ class Arguments:
     name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[NAME]")] = ""
     """Name of the table or figure:
     params, table1, lenet, resnet50-vgg19, mobilenet-fixup, jacobian, layer-counts, tiny-imagenet, epl-epf-counts,
-    epl-epf, sgd, fixed-alpha, allocations, synflow-counts, offsets, longer, scale, scale-longer, vgg19, vgg19-longer,
-    resnet18. --list says more. NAME-SCALE, as files are named, stands for both: vgg19-laptop."""
+    epl-epf, sgd, fixed-alpha, allocations, synflow-counts, offsets, longer, scale, scale-longer, places, bytes, vgg19,
+    vgg19-longer, resnet18. --list says more. NAME-SCALE, as files are named, stands for both: vgg19-laptop."""
     scale: SCALES = "laptop"
     """Size of the experiment: as in the paper, for an hour or two on two cores (laptop), or for a minute (smoke)."""
     list: bool = False
@@ -50,7 +51,8 @@ class Arguments:
     only_draw: bool = False
     """Run nothing, and draw the results that there are."""
     keep: bool = False
-    """Keep the rows of the table in --out whose runs are on another machine, and do not execute these runs again.
+    """Keep the rows of the tables in --out whose runs are on another machine, and do not execute these runs again.
+    Tables of other experiments count too, for the runs that they share with this one.
     Without this flag the table has the results of the folder of runs alone."""
     out: Path = Path("results")
     """Folder of the tables (CSV) and figures (PNG, PDF), which show all results that there are."""
@@ -80,9 +82,7 @@ def reproduce(arguments: list[str]) -> None:
     if given.only_draw:
         _draw(given, scale, cells)
         return
-    kept = _kept_ids(given, scale)
-    asked = [cell for cell in _asked_cells(cells, given) if cell.id not in kept]
-    outcome = run_missing(asked, given.machines, given.place)
+    outcome = run_missing(_not_kept(_asked_cells(cells, given), given, scale), given.machines, given.place)
     if not given.place.quiet:
         print(describe_outcome(outcome))
     _draw(given, scale, cells)
@@ -113,18 +113,27 @@ def _asked_cells(cells: list["Cell"], given: Arguments) -> list["Cell"]:
     return cells
 
 
-def _kept_ids(given: Arguments, scale: "Scale") -> set[str]:
-    """The ids of the runs whose rows in the table of --out are kept."""
+def _not_kept(cells: list["Cell"], given: Arguments, scale: "Scale") -> list["Cell"]:
+    """The cells without those whose rows in the tables of --out are kept."""
+    kept = {row.id for row in _kept_rows(cells, given, scale)}
+    if given.keep and not given.place.quiet:
+        print(f"kept, not executed: {len(kept)} runs of the tables in {given.out}")
+    return [cell for cell in cells if cell.id not in kept]
+
+
+def _kept_rows(cells: list["Cell"], given: Arguments, scale: "Scale", suffix: str = "") -> list["SheetRow"]:
+    """The results of these cells in the tables of --out, if they are to be kept.
+
+    The experiment's own table comes first, and then that of the experiment that shares the most runs with it.
+    """
+    from dctps.experiments.catalogue import EXPERIMENTS
     from dctps.experiments.sheet import results_of
 
-    kept = {row.id for row in results_of(_sheet(given, scale))} if given.keep else set()
-    if given.keep and not given.place.quiet:
-        print(f"kept, not executed: {len(kept)} runs of {_sheet(given, scale)}")
-    return kept
-
-
-def _sheet(given: Arguments, scale: "Scale", suffix: str = "") -> Path:
-    return given.out / f"{given.name}-{scale.name}{suffix}.csv"
+    names, runs = EXPERIMENTS if given.keep else (), {cell.id for cell in cells}
+    tables = {name: results_of(given.out / f"{name}-{scale.name}{suffix}.csv") for name in names}
+    shared = {name: [row for row in rows if row.id in runs] for name, rows in tables.items()}
+    order = sorted(shared, key=lambda name: (name != given.name, -len(shared[name])))
+    return [row for name in order for row in shared[name]]
 
 
 def _draw(given: Arguments, scale: "Scale", cells: list["Cell"]) -> None:
@@ -132,7 +141,7 @@ def _draw(given: Arguments, scale: "Scale", cells: list["Cell"]) -> None:
     from dctps.analysis.figures.draw import draw
     from dctps.experiments.catalogue import EXPERIMENTS
     from dctps.experiments.results import read_cells
-    from dctps.experiments.sheet import results_of, sheet_rows, write_sheet
+    from dctps.experiments.sheet import sheet_rows, write_sheet
     from dctps.experiments.tasks.training import EpochRow
 
     results = read_cells(cells, given.place.runs)
@@ -141,8 +150,8 @@ def _draw(given: Arguments, scale: "Scale", cells: list["Cell"]) -> None:
     given.out.mkdir(parents=True, exist_ok=True)
     kinds = {"": None, "-epochs": EpochRow} if EXPERIMENTS[given.name].learning else {"": None}
     for suffix, kind in kinds.items():
-        sheet = _sheet(given, scale, suffix)
-        lines = sheet_rows(given.name, scale.name, cells, results, kind, results_of(sheet) if given.keep else ())
+        sheet = given.out / f"{given.name}-{scale.name}{suffix}.csv"
+        lines = sheet_rows(given.name, scale.name, cells, results, kind, _kept_rows(cells, given, scale, suffix))
         write_sheet(lines, sheet)
         for path in (sheet, *draw(lines, given.out)):
             print(path)

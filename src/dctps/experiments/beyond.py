@@ -104,14 +104,50 @@ UNNORMALISED_LINES: dict[str, Changes] = {
 }
 
 
+BYTES: dict[str, Changes] = {
+    PUBLISHED: {"offset": "dct"},
+    SIGNED_LEVERAGE: _LEVERAGE,
+    f"{SIGNED_LEVERAGE}, BatchNorm 10 %": {**_LEVERAGE, "norm_density": 0.1},
+    f"{SIGNED_LEVERAGE}, BatchNorm 1 %": {**_LEVERAGE, "norm_density": 0.01},
+    "no offset": {"offset": None},
+    "no offset, BatchNorm 1 %": {"offset": None, "norm_density": 0.01},
+}
+
+
 def scale_of_d(scale: Scale) -> Cells:
     yield from lines_of(NARROW, {**SCALES, **CONTROLS}, (0.01, 0.001, 0.0002), scale)
     yield from lines_of(LENET, UNNORMALISED_LINES, (0.01, 0.005), scale)
 
 
+def bytes_of_files(scale: Scale) -> Cells:
+    """Yield trainings whose files are to be compared: BatchNorm, with four numbers per channel, is most of them."""
+    yield from lines_of(NARROW, BYTES, (0.01, 0.001, 0.0002), scale)
+
+
 def scale_longer(scale: Scale) -> Cells:
     """Yield ten times longer trainings, to see how much of the distance stays."""
     lines = {line: SCALES[line] for line in (PUBLISHED, SIGNED, SIGNED_LEVERAGE)}
+    yield from lines_of(NARROW, lines, (0.001,), scale)
+
+
+# --- the places of S, and other offsets ------------------------------------------------------------------------------
+
+PLACES: dict[str, Changes] = {  # the first is drawn by the allocation; the others are in places.py
+    "random": {},
+    "gradient": {"method": "dctps.experiments.places:by_gradient"},
+    "SNIP": {"method": "dctps.experiments.places:by_snip"},
+    "whole kernels": {"method": "dctps.experiments.places:whole_kernels"},
+}
+REWIRED: dict[str, Changes] = {"": {}, " + RigL": {"rewire": "rigl"}, " + SET": {"rewire": "set"}}
+
+
+def places(scale: Scale) -> Cells:
+    """Yield trainings under the default offset and scale whose weights are elsewhere, or move afterwards."""
+    lines = {
+        f"{name}{end}": {**_LEVERAGE, **place, **moved}
+        for end, moved in REWIRED.items()
+        for name, place in PLACES.items()
+    }
     yield from lines_of(NARROW, lines, (0.001,), scale)
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
+from typing import Literal
 
 from dctps.base.registry import lookup
 from dctps.experiments import beyond, paper
@@ -21,7 +22,7 @@ class Experiment:
     laptop: Scale = LAPTOP
     smoke: Scale = SMOKE
     validation: bool = False  # show the accuracy on the validation images, as in the paper's Figure 1
-    by_count: bool = False  # show numbers of weights on the axis, not densities
+    axis: Literal["density", "weights", "bytes"] = "density"  # what accuracy is drawn against: bytes are of the file
     learning: bool = False  # draw accuracy against epochs too
 
     def scale(self, name: str) -> Scale:
@@ -73,7 +74,7 @@ BEYOND = "not in the paper"
 EXPERIMENTS: dict[str, Experiment] = {
     "params": Experiment("Parameters of the networks", "Table E.1", paper.params, "params", PAPER, PAPER),
     "table1": Experiment("Accuracy, cost and size", "Table 1", paper.table1, "table1"),
-    "lenet": Experiment("LeNet-5", "Figure 1", paper.lenet, "accuracy", _LENET_LAPTOP, validation=True, by_count=True),
+    "lenet": Experiment("LeNet-5", "Figure 1", paper.lenet, "accuracy", _LENET_LAPTOP, validation=True, axis="weights"),
     "resnet50-vgg19": Experiment("ResNet50 and VGG19", "Figure 2", paper.resnet50_vgg19, "accuracy"),
     "mobilenet-fixup": Experiment(
         "MobileNetV2 and FixupResNet110", "Figure 3", paper.mobilenet_fixup, "accuracy", smoke=_ONE_DENSITY
@@ -102,6 +103,16 @@ EXPERIMENTS: dict[str, Experiment] = {
         _SCALE_LONGER,
         _ONE_DENSITY,
         learning=True,
+    ),
+    "places": Experiment("Places of S", BEYOND, beyond.places, "accuracy", _SCALE_LAPTOP, _ONE_DENSITY, learning=True),
+    "bytes": Experiment(
+        "Accuracy and the bytes of the file",
+        BEYOND,
+        beyond.bytes_of_files,
+        "accuracy",
+        _SCALE_LAPTOP,
+        _ONE_DENSITY,
+        axis="bytes",
     ),
     "vgg19": Experiment(
         "VGG19, whole trainings", BEYOND, beyond.vgg19, "accuracy", _WHOLE_LAPTOP, _ONE_DENSITY, learning=True

@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from dctps.base.user_code import names_function
 from dctps.train.settings import Settings
 
 
@@ -51,7 +52,7 @@ class Scale:
             changes["projection"] = self.projection
         if settings.rewire is None:
             changes.pop("rewire_every", None)
-        if settings.method is None:
+        if settings.method is None or names_function(settings.method):
             changes.pop("method_steps", None)
         changes |= {"method_batches": None} if settings.method and self.name != "paper" else {}
         return dataclasses.replace(settings, **changes)

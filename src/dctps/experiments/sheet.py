@@ -42,17 +42,16 @@ def sheet_rows(
 
     A run that an experiment names twice for one line is there once.
     kind: the class of the rows, if not the one that the task of a cell usually has.
-    kept: rows of an earlier table, which stand for the cells that `results` does not have.
+    kept: rows of other tables, which stand for the runs that `results` does not have, wherever they were drawn.
     """
     found = {row.id: row for row in results.rows}
     broken = {run.name: run.reason for run in results.broken}
-    earlier: dict[tuple[str, str, str], list[SheetRow]] = {}
-    for kept_row in kept:
-        earlier.setdefault((kept_row.id, kept_row.panel, kept_row.line), []).append(kept_row)
+    elsewhere = _by_run(kept)
     rows: list[SheetRow] = []
-    for key, cell in {(cell.id, cell.panel, cell.line): cell for cell in cells}.items():
-        if cell.id not in found and cell.id not in broken and key in earlier:
-            rows += earlier[key]
+    for cell in {(cell.id, cell.panel, cell.line): cell for cell in cells}.values():
+        if cell.id not in found and cell.id not in broken and cell.id in elsewhere:
+            names: dict[str, Any] = {"experiment": experiment, "scale": scale, "panel": cell.panel, "line": cell.line}
+            rows += [dataclasses.replace(row, **names) for row in elsewhere[cell.id]]
             continue
         row_class = kind or lookup(TASKS, cell.task, "task").row
         shared = {**_origin(cell), **_outcome(found.get(cell.id), broken.get(cell.id)), "id": cell.id}
@@ -62,6 +61,14 @@ def sheet_rows(
             added, shared = [{}], {**shared, "status": BROKEN, "reason": str(error)}
         rows += [row_class(experiment, scale, **shared, **columns) for columns in added]
     return rows
+
+
+def _by_run(rows: Iterable[SheetRow]) -> dict[str, list[SheetRow]]:
+    """The rows of each run by its id; where several lines have the run, those of the first."""
+    lines: dict[str, dict[tuple[str, str, str], list[SheetRow]]] = {}
+    for row in rows:
+        lines.setdefault(row.id, {}).setdefault((row.experiment, row.panel, row.line), []).append(row)
+    return {run: next(iter(of_lines.values())) for run, of_lines in lines.items()}
 
 
 def _origin(cell: Cell) -> dict[str, Any]:

@@ -82,6 +82,7 @@ class Point:
     line: str
     density: float | None  # None: the dense network
     weights: int | None  # mean number of trainable weights; None: not known
+    bytes: int | None  # mean size of the network's file; None: no network was trained
     mean: float | None  # None: no seed has an accuracy
     std: float | None  # of the sample; None with fewer than two seeds
     n: int  # seeds with a result
@@ -124,6 +125,7 @@ def _point(rows: Sequence[TrainingRow], validation: bool, size: int | None) -> P
         line=first.line,
         density=first.density,
         weights=_weights(done, first.density, size),
+        bytes=None if (mean_bytes := over_seeds(row.file_bytes for row in done).mean) is None else round(mean_bytes),
         mean=mean,
         std=accuracy.deviation,
         n=accuracy.n,

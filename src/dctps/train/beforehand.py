@@ -35,7 +35,7 @@ def _check_names(settings: Settings) -> None:
     lookup(ALLOCATIONS, settings.allocation, "allocation")
     if isinstance(settings.alpha, str):
         lookup(ALPHAS, settings.alpha, "alpha")
-    if settings.method is not None:
+    if settings.method is not None and not user_code.names_function(settings.method):
         lookup({**METHODS, IMP: None}, settings.method, "method")
     if settings.projection is not None:
         lookup(PROJECTIONS, settings.projection, "projection")

@@ -46,8 +46,8 @@ class Settings:
     uniform, epl, epf, erk, er, sqrt, epf_strict, uniform_paper, epl_paper, epf_paper, erk_paper, epl_paper_rigl,
     erk_paper_rigl, erk_google."""
     method: str | None = None
-    """Method that chooses the weights before training: random, magnitude, snip, iter_snip, grasp, force, force_paper,
-    synflow, or imp for lottery tickets.
+    """Method that chooses the weights before training: package.module:function of your own, or one of:
+    random, magnitude, snip, iter_snip, grasp, force, force_paper, synflow, or imp for lottery tickets.
     None draws them by the allocation."""
     method_steps: int | None = None
     """Number of steps of the pruning method, or of rounds of imp. None takes the usual number of the method.

@@ -1,5 +1,6 @@
 """The network of a run before its first step, with its support chosen."""
 
+import copy
 import dataclasses
 from typing import Any
 
@@ -140,12 +141,15 @@ def _choose_supports(
     rounds: LotteryRounds | None,
 ) -> tuple[dict[str, Support] | None, Cost | None]:
     """The supports and what choosing them has cost; None where `sparsify` draws them at random."""
-    if settings.method is not None:
-        lookup({**METHODS, IMP: None}, settings.method, "method")
     if settings.method is None:
         return None, None
+    is_own = user_code.names_function(settings.method)
+    if not is_own:
+        lookup({**METHODS, IMP: None}, settings.method, "method")
     if saved is not None:
         return _saved_supports(model, saved), None
+    if is_own:
+        return _ask_user(model, settings, dataset, device, group), None
     if settings.method == IMP:
         assert rounds is not None
         return rounds.supports(settings, model), None
@@ -168,6 +172,31 @@ def _move_weights(model: nn.Module, saved: State) -> None:
             layer.move(support, saved[f"{name}.values"])
 
 
+def _ask_user(
+    model: nn.Module, settings: Settings, dataset: data.Dataset, device: torch.device, group: Processes
+) -> dict[str, Support]:
+    """The supports that the user's function chooses for a copy of the network; those of the first process."""
+    assert settings.method is not None
+    names = ("density", "offset", "alpha", "allocation", "seed")
+    with torch.random.fork_rng():  # the training is the same whatever the function draws
+        supports = user_code.call(
+            settings.method,
+            "a Support for each layer, by name",
+            model=copy.deepcopy(model),
+            batches=_endless(dataset, settings, device),
+            **{name: getattr(settings, name) for name in names},
+        )
+    if not isinstance(supports, dict):
+        raise ValueError(f"{settings.method} returned a {type(supports).__name__}, not supports by the names of layers")
+    shared: dict[str, Support] = group.share(supports, device)
+    return shared
+
+
+def _endless(dataset: data.Dataset, settings: Settings, device: torch.device) -> EndlessBatches:
+    """Whole training batches, in every process, for a method that looks at them."""
+    return EndlessBatches(RunBatches.of(dataset, settings, device, Processes()).training)
+
+
 def _prune(
     model: nn.Module, settings: Settings, dataset: data.Dataset, device: torch.device, group: Processes
 ) -> tuple[dict[str, Support], Cost]:
@@ -178,7 +207,7 @@ def _prune(
         model,
         settings.method,
         settings.density,
-        batches=EndlessBatches(RunBatches.of(dataset, settings, device, Processes()).training),
+        batches=_endless(dataset, settings, device),
         steps=settings.method_steps,
         batches_per_step=settings.method_batches,
         seed=settings.seed,

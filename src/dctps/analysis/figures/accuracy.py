@@ -1,4 +1,7 @@
-"""Accuracy against density: a line and its deviation for each method, the dense network, and collapses dashed."""
+"""Accuracy against density (or weights, or bytes of the file): a line and its deviation for each method.
+
+Beside them are the dense network and, dashed, collapses.
+"""
 
 import itertools
 import math
@@ -52,17 +55,17 @@ def _parts(rows: Sequence[TrainingRow], experiment: Experiment) -> list[Part]:
 def _draw_panel(axes: Any, part: Part, experiment: Experiment, looks: dict[str, Look]) -> None:
     rows, found = part.rows, points(part.rows, experiment.validation)
     sparse = sorted((p for p in found if p.density is not None), key=lambda p: p.density or 0)
-    shifts = _shifts(part.lines, sparse, experiment.by_count)
+    shifts = _shifts(part.lines, sparse, experiment.axis)
     for name in part.lines:
         own = [p for p in sparse if p.line == name]
-        _draw_curve(axes, own, [shifts[name] * _x(p, experiment.by_count) for p in own], name, looks[name])
+        _draw_curve(axes, own, [shifts[name] * _x(p, experiment.axis) for p in own], name, looks[name])
     chance_line(axes, chance(rows[0].data))
     _draw_dense(axes, [p for p in found if p.line == DENSE and p.density is None])
     axes.set_title(part.titled(captions.panel_title(rows)))
     axes.set_ylabel(f"{'validation' if experiment.validation else 'test'} accuracy, %")
     top = 1.06 * axes.get_ylim()[1]  # leaves room for the words over the dense network's line
     axes.set_ylim(-0.02 * top, top)  # and for markers at zero
-    _set_x_axis(axes, sparse, experiment.by_count)
+    _set_x_axis(axes, sparse, experiment.axis)
 
 
 # --- curves ---------------------------------------------------------------------------------------------------------
@@ -119,29 +122,35 @@ def _draw_dense(axes: Any, found: Sequence[Point]) -> None:
 # --- the axis of densities ------------------------------------------------------------------------------------------
 
 
-def _x(point: Point, by_count: bool) -> float:
-    """Return the place of a point on the axis: its density or, if asked, its number of weights."""
-    if not by_count:
-        assert point.density is not None
-        return point.density
-    return NAN if point.weights is None else max(1, point.weights)
+AXES = {
+    "density": "density: trainable share of the weights",
+    "weights": "trainable weights",
+    "bytes": "size of the file, kB",
+}
 
 
-def _shifts(lines: Sequence[str], sparse: Sequence[Point], by_count: bool) -> dict[str, float]:
+def _x(point: Point, axis: str) -> float:
+    """Return the place of a point on the axis: its density, its number of weights or the bytes of its file."""
+    place = {"density": point.density, "weights": point.weights, "bytes": point.bytes}[axis]
+    return NAN if place is None else place if axis == "density" else max(1, place)
+
+
+def _shifts(lines: Sequence[str], sparse: Sequence[Point], axis: str) -> dict[str, float]:
     """Return the factors that move lines aside where all have one density, so that no marker hides another."""
-    if by_count or len({p.density for p in sparse}) != 1:
+    if axis != "density" or len({p.density for p in sparse}) != 1:
         return dict.fromkeys(lines, 1.0)
     return {name: 1.08 ** (place - (len(lines) - 1) / 2) for place, name in enumerate(lines)}
 
 
-def _set_x_axis(axes: Any, sparse: Sequence[Point], by_count: bool) -> None:
+def _set_x_axis(axes: Any, sparse: Sequence[Point], axis: str) -> None:
     from matplotlib.ticker import LogLocator, NullLocator
 
     axes.set_xscale("log")
-    axes.set_xlabel("trainable weights" if by_count else "density: trainable share of the weights")
-    if by_count:
-        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axes.xaxis.set_major_formatter("{x:,.0f}")
+    axes.set_xlabel(AXES[axis])
+    if axis != "density":
+        subs, words = ((1, 2, 5), "{x:,.0f}") if axis == "weights" else ((1, 2, 3, 5), _kilobytes)
+        axes.xaxis.set_major_locator(LogLocator(subs=subs))
+        axes.xaxis.set_major_formatter(words)
         axes.xaxis.set_minor_locator(NullLocator())
     else:
         densities = sorted({p.density for p in sparse if p.density is not None})
@@ -150,6 +159,10 @@ def _set_x_axis(axes: Any, sparse: Sequence[Point], by_count: bool) -> None:
         if densities:
             room = max(1.5, densities[-1] / densities[0]) ** (0.06 if len(densities) > 1 else 1)
             axes.set_xlim(densities[0] / room, densities[-1] * room)
+
+
+def _kilobytes(number: float, _: int) -> str:
+    return f"{number / 1000:,g}"
 
 
 def _tick_labels(densities: Sequence[float]) -> list[str]:
@@ -186,4 +199,4 @@ def _are_aside(rows: Sequence[TrainingRow]) -> bool:
     """Return whether lines of some panel are moved aside."""
     experiment = EXPERIMENTS[rows[0].experiment]
     sparse = [[p for p in points(group) if p.density is not None] for group in captions.by_panel(rows).values()]
-    return any(set(_shifts([p.line for p in own], own, experiment.by_count).values()) - {1.0} for own in sparse)
+    return any(set(_shifts([p.line for p in own], own, experiment.axis).values()) - {1.0} for own in sparse)

@@ -16,8 +16,10 @@ from dctps.experiments.beyond import (
     DEFAULT,
     HADAMARD_LEVERAGE,
     OFFSET_LINES,
+    PLACES,
     PRESERVED,
     PUBLISHED,
+    REWIRED,
     SCALES,
     SIGNED,
     SIGNED_LEVERAGE,
@@ -41,6 +43,10 @@ GROUPS: dict[str, dict[str, Sequence[str]]] = {  # experiment -> title of the pa
         "numbers for alpha": [n for n in SCALES if n.startswith(SIGNED) and not n.endswith("fixed")],
         "controls": [SIGNED_LEVERAGE, *(n for n in CONTROLS if n != HADAMARD_LEVERAGE)],
         "without BatchNorm": list(UNNORMALISED_LINES),
+    },
+    "places": {
+        "fixed places": list(PLACES),
+        **{f"moved by {end[3:]}": ["random", *(f"{name}{end}" for name in PLACES)] for end in REWIRED if end},
     },
     "vgg19": {
         "fixed supports": ("Random (EPL)", *PRUNING, "DCTpS", DEFAULT),
