@@ -9,6 +9,7 @@ import torch
 
 from dctps import data
 from dctps.train.loop import Surroundings, Trainer
+from dctps.train.plan import paper_plan
 from dctps.train.processes import Processes
 from dctps.train.runs import Run
 from dctps.train.settings import Runtime, Settings, to_json
@@ -33,8 +34,9 @@ def alone(settings: Settings, folder: Path, group: Processes | None = None) -> T
     """A trainer in this process, not yet started."""
     device, dataset = torch.device("cpu"), data.load(settings.data)
     model, _ = prepare(settings, dataset, device)
-    surroundings = Surroundings(runtime(folder), device, group or Processes(), dataset)
-    return Trainer(settings, surroundings, Run.open(settings, folder), model)
+    group = group or Processes()
+    plan = paper_plan(settings, dataset, model, device, group)
+    return Trainer(plan, Surroundings(runtime(folder), device, group), Run.open(settings, folder))
 
 
 def metrics(run: Run) -> list[dict]:

@@ -17,9 +17,9 @@ from dctps.experiments.results import Broken, Row, read_run
 from dctps.experiments.status import DONE
 from dctps.experiments.tasks.training import TRAINING
 from dctps.train.records import Checkpoint, Progress, epoch_number
+from dctps.train.reporter import settings_line
 from dctps.train.result import summary
 from dctps.train.runs import Run, RunError, load_torch_file
-from dctps.train.settings import Settings, non_defaults
 
 Tensors = dict[str, tuple[str, tuple[int, ...], int]]  # of each tensor: dtype, shape, bytes
 
@@ -58,7 +58,7 @@ def _run_parts(run: Run) -> Iterator[str | Table]:
         raise RunError(f"{run.folder / found.reason}")
     yield f"{run.folder}: the folder of a run{f' (task {found.task})' if isinstance(found, Row) else ''}"
     yield _outcome(run, found) if isinstance(found, Row) else _unfinished(run)
-    yield _settings(found.settings if isinstance(found, Row) else run.settings())
+    yield settings_line(found.settings if isinstance(found, Row) else run.settings())
     yield _files(run.folder)
 
 
@@ -84,11 +84,6 @@ def _progress(progress: Progress) -> str:
         return done
     best, test = percent(progress.best_validation), percent(progress.test_at_best)
     return f"{done}; best validation accuracy {best} after epoch {epoch_number(progress.best_epoch)}, test {test}"
-
-
-def _settings(settings: Settings) -> str:
-    changed = ", ".join(f"{name}={value}" for name, value in non_defaults(settings).items())
-    return f"settings: {changed or 'all defaults (paper-adam)'}"
 
 
 def _files(folder: Path) -> Table:
