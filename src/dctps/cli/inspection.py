@@ -16,10 +16,12 @@ from dctps.checkpoint.contents import POSITIONS, Contents, read
 from dctps.experiments.results import Broken, Row, read_run
 from dctps.experiments.status import DONE
 from dctps.experiments.tasks.training import TRAINING
+from dctps.train.finetuning.plan import words
+from dctps.train.finetuning.records import FinetuneRun
 from dctps.train.records import Checkpoint, Progress, epoch_number
 from dctps.train.reporter import settings_line
 from dctps.train.result import summary
-from dctps.train.runs import Run, RunError, load_torch_file
+from dctps.train.runs import Run, RunError, RunFolder, load_torch_file
 
 Tensors = dict[str, tuple[str, tuple[int, ...], int]]  # of each tensor: dtype, shape, bytes
 
@@ -32,7 +34,9 @@ def show(path: Path) -> None:
 
 
 def _parts(path: Path) -> Iterator[str | Table]:
-    if path.is_dir():
+    if path.is_dir() and path.resolve().name.startswith(FinetuneRun.prefix):
+        yield from _finetuning_parts(FinetuneRun(path.resolve()))
+    elif path.is_dir():
         yield from _run_parts(Run(path))
     elif path.is_file() and zipfile.is_zipfile(path):
         yield from _torch_file_parts(path)
@@ -62,6 +66,14 @@ def _run_parts(run: Run) -> Iterator[str | Table]:
     yield _files(run.folder)
 
 
+def _finetuning_parts(run: FinetuneRun) -> Iterator[str | Table]:
+    settings, result = run.read_settings(), run.finished()
+    yield f"{run.folder}: the folder of a fine-tuning"
+    yield _unfinished(run) if result is None else f"finished in {duration(result['seconds'])}: {words(result)}"
+    yield settings_line(settings)
+    yield _files(run.folder)
+
+
 def _outcome(run: Run, row: Row) -> str:
     if row.status != DONE:
         return f"{row.status}: {row.reason}"
@@ -71,7 +83,7 @@ def _outcome(run: Run, row: Row) -> str:
     return f"finished: {summary(row.content)}; {weights:,} weights, trained in {seconds}"
 
 
-def _unfinished(run: Run) -> str:
+def _unfinished(run: RunFolder) -> str:
     saved = run.load_state()
     return f"not finished: {_progress(saved.progress) if saved else 'no epoch is over'}"
 

@@ -1,7 +1,10 @@
 """The plan of a fine-tuning: its optimiser, its learning rate, what is said before it, and its result."""
 
 import functools
+import importlib.metadata
 import math
+import sys
+from typing import Any
 
 import torch
 from torch import nn
@@ -112,9 +115,17 @@ def result(
             "examples": {name: len(part) for name, part in examples.parts.items()},
             "classes": examples.classes,
             "bytes": {"adapter": run.best.stat().st_size, "network": made.sizes.dense_bytes},
-            **provenance(),
+            **_provenance(),
         }
     )
+
+
+def _provenance() -> dict[str, Any]:
+    """Where the result comes from, with the version of transformers if the network is one of its."""
+    found = provenance()
+    if "transformers" in sys.modules:
+        found["versions"] |= {"transformers": importlib.metadata.version("transformers")}
+    return found
 
 
 def _sum(rows: list[ParameterRow]) -> int:
