@@ -1,4 +1,4 @@
-"""Trainings and fine-tunings in processes that are killed: where a kill falls, what it leaves, and what has to be equal in the end.
+"""Trainings in processes that are killed: where a kill falls, what it leaves, and what has to be equal in the end.
 
 A process is seen from outside only: by what it has loaded, what it has said and which files are in the folder of runs.
 A kill waits for its phase and then for a part of the time that the phase takes in a run that nobody disturbs. It is the

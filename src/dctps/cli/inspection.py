@@ -101,8 +101,8 @@ def _progress(progress: Progress) -> str:
 def _files(folder: Path) -> Table:
     table = Table("file", box=SIMPLE_HEAD)
     table.add_column("bytes", justify="right")
-    for file in sorted(file for file in folder.iterdir() if file.is_file()):
-        table.add_row(printable(file.name), f"{file.stat().st_size:,}")
+    for file in sorted(file for file in folder.rglob("*") if file.is_file()):
+        table.add_row(printable(str(file.relative_to(folder))), f"{file.stat().st_size:,}")
     return table
 
 
