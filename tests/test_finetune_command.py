@@ -6,8 +6,8 @@ import json
 import math
 import os
 import random
+import re
 import signal
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -128,7 +128,7 @@ def test_the_adapter_is_the_network_of_the_best_epoch(finished):
     one, other = dctps.load(run.best, network()), dctps.from_pretrained(run.adapter, network())
     assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
     assert "sparse adapter" in (run.adapter / "README.md").read_text()
-    model, examples, batches = _rebuilt(settings)
+    model, batches = _rebuilt(settings)
     dctps.load(run.best, model)
     x, y = next(batches.test.epoch(0))
     with torch.no_grad():
@@ -140,7 +140,7 @@ def _rebuilt(settings):
 
     examples = load_examples(settings)
     loaded = load_network(settings.model, examples.classes, texts=False, max_length=8)
-    return loaded.model, examples, make_batches(settings, examples, loaded, torch.device("cpu"))[0]
+    return loaded.model, make_batches(settings, examples, loaded, torch.device("cpu"))[0]
 
 
 def test_a_finished_run_is_not_trained_again(finished, monkeypatch, capsys):
@@ -154,7 +154,7 @@ def test_a_finished_run_is_not_trained_again(finished, monkeypatch, capsys):
 def test_the_adapter_of_texts_is_attached_to_the_network_of_transformers(table, bert, tmp_path):
     import transformers
 
-    settings = text_settings(table, bert, epochs=6)
+    settings = text_settings(table, bert, epochs=8, density=0.5, lr=0.05)
     result = finetune(settings, runtime(tmp_path))
     assert result["accuracy"]["test_at_best"] >= 0.8
     assert "transformers" in result["versions"]
@@ -313,15 +313,17 @@ def stopped(images, tmp_path, monkeypatch):
 def test_mutated_states_are_refused_or_change_nothing_else(stopped, monkeypatch):
     settings, run = stopped
     content, rng, refused = torch.load(run.last, weights_only=True), random.Random(0), 0
+    accepted = 0
     monkeypatch.setattr(Trainer, "train", lambda self: {})
     for _ in range(60):
         torch.save(mutated(rng, content), run.last)
         try:
             finetune(settings, runtime(run.folder.parent))
         except RunError as error:
-            assert "last.pt" in str(error)
-            assert "delete it to start" in str(error)
-            refused += 1
+            refused += bool(re.search(r"last\.pt .*; delete it to start", str(error)))
+        else:
+            accepted += 1
+    assert refused + accepted == 60
     assert refused > 40
 
 
@@ -352,12 +354,7 @@ def test_a_network_whose_weights_have_changed_is_refused(table, tmp_path, monkey
     interrupted_at(monkeypatch, 0, 2)
     with pytest.raises(Interrupted):
         finetune(settings, runtime(tmp_path / "runs"))
-    write_bert(bert, hidden_size=16, layer_norm_eps=1)  # the same weights, other outputs: only W0 is compared
-    import transformers
-
-    changed = transformers.BertModel.from_pretrained(bert)
-    changed.embeddings.word_embeddings.weight.data += 1
-    changed.save_pretrained(bert)
+    write_bert(bert, seed=2)
     with pytest.raises(RunError, match="trained from other weights than"):
         finetune(settings, runtime(tmp_path / "runs"))
 
@@ -387,7 +384,7 @@ def test_an_adapter_of_other_weights_is_refused(finished):
     for load, source in ((dctps.load, run.best), (dctps.from_pretrained, run.adapter)):
         with pytest.raises(CheckpointError, match="other weights W0"):
             load(source, other_network())
-        with pytest.raises(CheckpointError, match="does not fit|no weight|no tensor"):
+        with pytest.raises(CheckpointError, match=r"does not fit|no weight"):
             load(source, torch.nn.Linear(3, 3))
 
 
@@ -493,7 +490,7 @@ TEXT_ERRORS = [
     (lambda t, b: text_settings(t, t.parent), "is not the folder of a network of transformers: it has no config.json"),
     (lambda t, b: text_settings(t, t.parent / "empty"), "has no weights: no file in it is called"),
     (lambda t, b: text_settings(t, t.parent / "damaged"), "damaged cannot be loaded: "),
-    (lambda t, b: text_settings(t, b, rewire="rigl", rewire_every=2), "RigL grows .* word_embeddings.*; exclude these"),
+    (lambda t, b: text_settings(t, b, rewire="rigl", rewire_every=2), "RigL grows .*word_embeddings.*; exclude these"),
 ]
 
 
@@ -529,7 +526,7 @@ def test_weights_of_another_network_are_refused(table, bert, tmp_path):
     for file in bert.iterdir():
         (folder / file.name).write_bytes(file.read_bytes())
     safetensors.torch.save_file({"x": torch.ones(3)}, folder / "model.safetensors", {"format": "pt"})
-    with pytest.raises(ValueError, match="are of another network than its config.json"):
+    with pytest.raises(ValueError, match=r"are of another network than its config\.json"):
         finetune(text_settings(table, folder), runtime(tmp_path / "runs"))
 
 
@@ -577,8 +574,3 @@ def test_it_trains_in_one_process(images, tmp_path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ValueError, match="fine-tuned in one process"):
         finetune(image_settings(images), runtime(tmp_path))
-
-
-def test_nothing_is_imported_that_a_network_of_the_user_does_not_need(images, tmp_path):
-    assert "helpers.finetune_runs" in sys.modules
-    assert "settings" not in vars(FinetuneSettings)

@@ -47,7 +47,7 @@ def write_table(path: Path, count: int = 60, seed: int = 0, header: str = "") ->
     return path
 
 
-def write_bert(folder: Path, **options: int) -> Path:
+def write_bert(folder: Path, seed: int = 1) -> Path:
     """Write a tiny BERT without a head, and its tokenizer, as a folder of transformers."""
     import transformers
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
@@ -59,9 +59,9 @@ def write_bert(folder: Path, **options: int) -> Path:
     special = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
     transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(folder)
     sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
-    sizes |= {"vocab_size": len(words), "max_position_embeddings": 32, **options}
+    sizes |= {"vocab_size": len(words), "max_position_embeddings": 32}
     with torch.random.fork_rng():
-        torch.manual_seed(1)
+        torch.manual_seed(seed)
         transformers.BertModel(transformers.BertConfig(**sizes)).save_pretrained(folder)
     return folder
 
@@ -88,8 +88,8 @@ def other_network(num_classes: int = 3) -> nn.Module:
 
 def image_settings(folder: Path, **changes: object) -> FinetuneSettings:
     """The fine-tuning of the small network on a folder of images."""
-    usual = {"density": 0.2, "lr": 0.02, "batch_size": 8, "warmup": 0.2, "epochs": 2}
-    return FinetuneSettings(str(folder), NETWORK, **usual | changes)
+    usual = {"model": NETWORK, "density": 0.2, "lr": 0.02, "batch_size": 8, "warmup": 0.2, "epochs": 2}
+    return FinetuneSettings(str(folder), **usual | changes)
 
 
 def text_settings(table: Path, folder: Path, **changes: object) -> FinetuneSettings:

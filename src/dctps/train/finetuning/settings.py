@@ -75,7 +75,7 @@ class FinetuneSettings:
     """Number of passes over the training examples."""
     batch_size: int = 32
     """Number of examples in a step."""
-    lr: float = 1e-3
+    lr: float = 5e-3
     """Largest learning rate, of AdamW."""
     warmup: float = 0.1
     """Fraction of all steps in which the learning rate rises to its largest value."""
