@@ -17,26 +17,28 @@ class FinetuneSettings:
     """What is fine-tuned, on what and how; these and only these decide a run's id."""
 
     data: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="DATA")]
-    """Folder of images, with a folder for each class, in train/, val/ and test/ if there are such;
-    or table of texts and labels, whose name ends in .csv or .tsv."""
+    """Folder of images, with a folder for each class (in train/, val/ and test/,
+    if there are such), or table of texts and labels (.csv or .tsv)."""
     model: str
-    """Pretrained network: folder of a network of transformers (config.json and weights),
-    or, for images, package.module:function of your own that returns a torch.nn.Module."""
+    """Folder of a network of transformers (config.json and weights), or,
+    for images, package.module:function of your own that returns a network."""
 
     density: float = 0.001
     """Fraction of the weights that get a trainable value in S."""
     support: Literal["random", "magnitude", "snip"] = "random"
-    """Rule that chooses the positions of S: random (by the allocation), magnitude (the largest |W0|),
+    """Rule that chooses the positions of S: random (by the allocation),
+    magnitude (the largest |W0|),
     or snip (the largest |W0 dL/dW| on the first batches)."""
     support_batches: int = 1
     """Number of batches that snip takes its scores on."""
     allocation: str = "epl"
-    """Rule that says how many values each layer gets when they are drawn at random:
-    uniform, epl, epf, erk, er, sqrt, epf_strict, uniform_paper, epl_paper, epf_paper, erk_paper, epl_paper_rigl,
-    erk_paper_rigl, erk_google."""
+    """Rule that says how many values each layer gets when they are drawn:
+    uniform, epl, epf, erk, er, sqrt, epf_strict, uniform_paper, epl_paper,
+    epf_paper, erk_paper, epl_paper_rigl, erk_paper_rigl, erk_google."""
     train: tuple[str, ...] = ("classifier",)
-    """What trains as a whole beside S: names or patterns of modules and parameters, such as classifier or *.bias,
-    and norms for all normalisation layers.
+    """What trains as a whole beside S: names or patterns of modules,
+    such as classifier, or of parameters, such as *.bias;
+    norms stands for all normalisation layers.
     Everything else stays as it is."""
     exclude: tuple[str, ...] = ()
     """Names or patterns of layers that get no S and stay as they are."""
@@ -54,19 +56,21 @@ class FinetuneSettings:
     test_data: str | None = None
     """Table of the test examples. None keeps a part of the training examples."""
     held_out: float = 0.1
-    """Fraction of the training examples that is kept for validation, and again for the test,
-    where these have no examples of their own."""
+    """Fraction of the training examples that is kept for validation,
+    and again for the test, where these have no examples of their own."""
     text_column: str = "text"
-    """Column of the texts. A table of two columns may have no header; its text is before the label."""
+    """Column of the texts, in the header.
+    A table of two columns may have none; its text is before its label."""
     label_column: str = "label"
     """Column of the labels."""
     max_length: int = 128
     """Largest number of tokens of a text; longer texts are cut off."""
     image_size: int | None = None
     """Height and width that images are cropped and resized to.
-    None takes the size that the network states, else that of the first image."""
+    None takes what the network states, else the size of the first image."""
     normalise: Literal["network", "data"] = "network"
-    """Mean and deviation by which images are normalised: those that the network states, else ImageNet's (network),
+    """Mean and deviation by which images are normalised:
+    those that the network states, else ImageNet's (network),
     or those of the training images (data)."""
     augment: bool = True
     """Crop and mirror training images at random."""
@@ -82,7 +86,8 @@ class FinetuneSettings:
     schedule: Literal["linear", "cosine", "constant"] = "linear"
     """How the learning rate changes after that: it falls to zero, or stays."""
     weight_decay: float = 0.01
-    """Weight decay of the values of S and of matrices, decoupled; biases and norms do not decay."""
+    """Weight decay of the values of S and of matrices, decoupled.
+    Biases and norms do not decay."""
     seed: int = 0
     """Seed of new parameters, the support, the split and the order of the examples."""
     bf16: bool = False
