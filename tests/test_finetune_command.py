@@ -24,6 +24,7 @@ from dctps.nn.finetune import frozen_parameters, load_trained_state, supports_in
 from dctps.train import Interrupted, RunError, finetune
 from dctps.train.finetuning import plan
 from dctps.train.finetuning.loading import load_network
+from dctps.train.finetuning.network import IMAGENET
 from dctps.train.finetuning.records import FinetuneRun
 from dctps.train.finetuning.settings import FinetuneSettings
 from dctps.train.loop import Trainer
@@ -72,17 +73,17 @@ def kind(name, images, table, bert):
     """Settings of fine-tunings of several kinds."""
     return {
         "images": lambda: image_settings(images),
-        "images by snip, rigl": lambda: image_settings(
-            images, support="snip", support_batches=2, rewire="rigl", rewire_every=2, train=("classifier", "norms")
+        "images by magnitude, set": lambda: image_settings(
+            images, support="magnitude", rewire="set", rewire_every=2, train=("classifier", "norms")
         ),
         "texts": lambda: text_settings(table, bert),
-        "texts by magnitude, set": lambda: text_settings(
-            table, bert, support="magnitude", rewire="set", rewire_every=2, schedule="cosine"
+        "texts by snip, rigl": lambda: text_settings(
+            table, bert, support="snip", exclude=("*embeddings*",), rewire="rigl", rewire_every=2, schedule="cosine"
         ),
     }[name]()
 
 
-KINDS = ["images", "images by snip, rigl", "texts", "texts by magnitude, set"]
+KINDS = ["images", "images by magnitude, set", "texts", "texts by snip, rigl"]
 
 
 def interrupted_at(monkeypatch, epoch, step):
@@ -168,6 +169,24 @@ def test_the_adapter_of_texts_is_attached_to_the_network_of_transformers(table, 
     assert logits.argmax(1).tolist() == [1, 0]
     dctps.detach(base)
     assert all(torch.equal(p, before[name]) for name, p in base.named_parameters())
+
+
+def test_a_network_of_transformers_for_images_with_a_classifier_of_another_size(images, tmp_path):
+    import transformers
+
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.ViTConfig(**sizes, image_size=16, patch_size=8, num_labels=7)
+    transformers.ViTForImageClassification(config).save_pretrained(folder := tmp_path / "vit")
+    (folder / "preprocessor_config.json").write_text('{"image_mean": [0.5, 0.5, 0.5], "size": {"height": 20}}')
+    network = load_network(str(folder), ["a", "b", "c"], texts=False, max_length=1)
+    assert network.new == ("classifier.weight", "classifier.bias")
+    assert (network.takes.size, network.takes.mean, network.takes.std) == (16, (0.5, 0.5, 0.5), IMAGENET[1])
+    settings = image_settings(images, model=str(folder), epochs=1)
+    assert finetune(settings, runtime(tmp_path / "runs"))["parameters"]["whole"] == 3 * 17
+    base = transformers.AutoModelForImageClassification.from_pretrained(
+        folder, num_labels=3, ignore_mismatched_sizes=True
+    )
+    dctps.from_pretrained(FinetuneRun.at(settings, tmp_path / "runs").adapter, base)
 
 
 def test_the_parts_of_data_that_are_given_are_taken(bert, tmp_path):

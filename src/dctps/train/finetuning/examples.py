@@ -49,7 +49,7 @@ def load_examples(settings: FinetuneSettings) -> Examples:
         raise DataError(f"{path} is neither a folder of images nor a table, whose name ends in .csv or .tsv")
     else:
         raise DataError(f"there is no folder or table {path}")
-    class_names(given)
+    class_names(given)  # a class that is nowhere among the training examples is found before these are split
     parts = with_all_parts(given, settings.held_out, settings.seed)
     return Examples({part: parts[part] for part in PARTS}, class_names(parts), source)
 
