@@ -34,8 +34,8 @@ test-slow: $(VENV)/.dev  ## large networks, and the property tests with ten time
 	$(BIN)/python -m pytest --quiet -m slow
 	HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest --quiet -m hypothesis
 
-test-kills: $(VENV)/.dev  ## 30 kills of each of eight kinds of runs, which go on and end bit-equal: about a quarter of an hour
-	$(BIN)/python -m pytest --quiet -rP tests/test_kills.py
+test-kills: $(VENV)/.dev  ## 30 kills of each of twelve kinds of runs, which go on and end bit-equal: about half an hour
+	$(BIN)/python -m pytest --quiet -rP tests/test_kills.py tests/test_finetune_command.py::TestKills
 
 # An environment of its own that borrows all other packages from the first one; $(1): variables, $(2): options of pip
 define install_beside
