@@ -35,7 +35,7 @@ def convolutional():
     return nn.Sequential(
         *(nn.Conv2d(3, 40, 3, padding=1), nn.BatchNorm2d(40), nn.ReLU()),
         *(nn.Conv2d(40, 40, 3, stride=2, groups=4, bias=False), nn.BatchNorm2d(40), nn.ReLU()),
-        *(nn.ConvTranspose2d(40, 12, 2, stride=2), nn.ReLU(), nn.Flatten(), nn.Linear(12 * 36, 7)),
+        *(nn.ConvTranspose2d(40, 12, 2, stride=2), nn.ReLU(), nn.Flatten(), nn.Linear(12 * 36, 7), nn.Linear(7, 3)),
     )
 
 

@@ -62,7 +62,8 @@ def base_of(model: nn.Module, file: str | os.PathLike[str], target: Path) -> Bas
     is_new = not path.exists()
     content = save(tensors, {FINGERPRINT: mark}) if is_new else _checked(path, mark)
     names = {id(p): name for name, p in model.named_parameters()}
-    parts = {names[id(weight.base)]: (name, weight.part) for name, weight in tuned_weights(model).items()}
+    tuned = {names[id(weight.base)]: (name, weight.part) for name, weight in tuned_weights(model).items()}
+    parts = {key: part for key, part in tuned.items() if key in tensors}
     now = dict(_large(densify(copy.deepcopy(model).cpu())))
     kept = {name for name, t in tensors.items() if name in parts or torch.equal(t, now[name])}
     places = {name: stored for name, stored in _places(content, location) if name in kept}

@@ -18,9 +18,12 @@ from torch.utils import _pytree as pytree
 
 from dctps.base.extras import needed
 from dctps.export.functions import OPSET
+from dctps.export.weights import Weight
 from dctps.nn.batchnorm import SparseBatchNorm
+from dctps.nn.built_layer import BuiltLayer, BuiltPart
 from dctps.nn.convert import densify
 from dctps.nn.dps_layer import DpsLayer
+from dctps.nn.fine_tuned import weight_name
 from dctps.nn.finetune import before
 from dctps.nn.fuse import fused_layers
 from dctps.nn.sparse_part import SparsePart
@@ -37,7 +40,7 @@ class Captured:
     network: nn.Module  # plain, in eval mode, on the CPU
     args: tuple[Tensor, ...]
     kwargs: dict[str, Tensor]
-    layers: dict[str, DpsLayer]  # the sparse layers by name, in the order of the inputs
+    weights: dict[str, Weight]  # the sparse weights by their names in `network`, in the order of the inputs
     shared: list[str]  # other parameters and buffers that are inputs, by name
 
     @property
@@ -61,12 +64,11 @@ def capture(model: nn.Module, example: Example, shared: Iterable[str] = ()) -> C
     for package in ("onnx", "onnxscript"):
         needed(package, "an ONNX file")
     inner = unwrapped(model)
-    sparse = {name: m for name, m in inner.named_modules() if isinstance(m, DpsLayer)}
-    layers = {name: m for name, m in sparse.items() if not isinstance(m, SparsePart)}  # parts are merged with their W0
+    weights = _sparse(inner)
     _check_types(inner)
     network = copy.deepcopy(inner).cpu()
     if (
-        sparse
+        weights
         or before(network) is not None
         or fused_layers(network)
         or any(isinstance(m, SparseBatchNorm) for m in network.modules())
@@ -75,9 +77,21 @@ def capture(model: nn.Module, example: Example, shared: Iterable[str] = ()) -> C
     network.eval()
     args, kwargs = _inputs(example)
     _check_example(network, args, kwargs)
-    weights = [f"{name}.weight" if name else "weight" for name in layers]
     program = _program(network, args, kwargs, [*weights, *shared])
-    return Captured(_proto(program), network, args, kwargs, layers, list(shared))
+    return Captured(_proto(program), network, args, kwargs, weights, list(shared))
+
+
+def _sparse(model: nn.Module) -> dict[str, Weight]:
+    """Return the weights that have recipes, by their names in the plain network."""
+    found = {}
+    for path, layer in model.named_modules():
+        if isinstance(layer, BuiltLayer):
+            for weight, names in layer.parts:
+                parts = {weight_name(path, name): layer.part(name) for name in names}
+                found[f"{path}.{weight}" if path else weight] = Weight(dict(parts))
+        elif isinstance(layer, DpsLayer) and not isinstance(layer, SparsePart | BuiltPart):
+            found[f"{path}.weight" if path else "weight"] = Weight({path: layer})
+    return found
 
 
 class _WithWeights(nn.Module):

@@ -3,6 +3,7 @@
 capture.py     the graph of torch's exporter, with the weights as inputs
 batchnorm.py   BatchNorm as two vectors, most of them inside the layers before
 recipe.py      the recipe of a weight: D by its formula, S by its values and the gaps between their positions
+weights.py     which weights have recipes, and the numbers of the others
 base_file.py   W0 of fine-tuned networks, in a file that the ONNX files of several tasks share
 functions.py   the recipes' steps as functions of ONNX, which a runtime computes once, when it loads the file
 graph.py       the graph while it is edited, and as a file
@@ -13,23 +14,22 @@ import copy
 import math
 import os
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from torch import nn
 
 from dctps.base.extras import require
 from dctps.base.files import write_atomically
-from dctps.core.offsets import PRETRAINED, offset_name
 from dctps.export.base_file import FINGERPRINT, Base, base_of
 from dctps.export.batchnorm import fold_batchnorm
 from dctps.export.capture import Captured, Example, capture
 from dctps.export.check import check_difference, compare
 from dctps.export.functions import FLOAT, IR_VERSION, OPSET
 from dctps.export.graph import Graph
-from dctps.export.recipe import Array, Call, NoRecipe, Stored, offset_recipe, weight_recipe
+from dctps.export.recipe import Call
 from dctps.export.report import ExportReport, WeightRow
-from dctps.nn.dps_layer import DpsLayer
+from dctps.export.weights import Weight, content, narrow
 from dctps.nn.foreign import check_network
 
 LARGEST = 2**31 - 1  # bytes of a file; that is what its format, protobuf, can hold
@@ -69,15 +69,15 @@ def export_onnx(
     shared = None if base is None else base_of(model, base, target)
     captured = capture(model, example_input, () if shared is None else shared.places)
     made, rows, dense_bytes, any_batch = _build(captured, shared, dense, float16)
-    content = _serialized(made)
+    written = _serialized(made)
     others = None if shared is None else {shared.location: shared.content}
-    difference, largest = compare(content, captured, any_batch, others) if check else (None, None)
+    difference, largest = compare(written, captured, any_batch, others) if check else (None, None)
     if difference is not None and largest is not None and not float16:
         check_difference(difference, largest)
     if shared is not None and shared.is_new:
         write_atomically(shared.file, lambda path: path.write_bytes(shared.content))
-    write_atomically(target, lambda path: path.write_bytes(content))
-    sizes = len(content), dense_bytes, OPSET, IR_VERSION
+    write_atomically(target, lambda path: path.write_bytes(written))
+    sizes = len(written), dense_bytes, OPSET, IR_VERSION
     return ExportReport(target, *sizes, any_batch, rows, difference, largest, *_files(shared))
 
 
@@ -100,83 +100,36 @@ def _target(file: str | os.PathLike[str]) -> Path:
     return path
 
 
-class _Weight(NamedTuple):
-    """A weight with a recipe: the name for the report, its layer or part, and where D is stored if it is a W0."""
-
-    name: str
-    layer: DpsLayer
-    base: Stored | None
-
-
 def _build(captured: Captured, base: Base | None, dense: bool, float16: bool) -> tuple[Any, list[WeightRow], int, bool]:
     """Return the model of ONNX, how its weights are stored, the bytes of the dense model, and if any batch will do."""
     graph = Graph(captured.model)
-    inputs = len(graph.inputs) - len(captured.layers) - len(captured.shared)
-    values = [value.name for value in graph.inputs[inputs:]]
-    layers, shared = (
-        values[: len(captured.layers)],
-        dict(zip(captured.shared, values[len(captured.layers) :], strict=True)),
-    )
+    names = [*captured.weights, *captured.shared]
+    inputs = len(graph.inputs) - len(names)
+    values = {value.name: name for value, name in zip(graph.inputs[inputs:], names, strict=True)}
     graph.inputs = graph.inputs[:inputs]
-    weights = {v: _Weight(*item, None) for v, item in zip(layers, captured.layers.items(), strict=True)}
-    places = {} if base is None else {value: base.places[name] for name, value in shared.items()}
-    if base is not None:
-        weights |= {
-            shared[name]: _Weight(*part, places[shared[name]]) for name, part in base.parts.items() if name in shared
-        }
-        graph.metadata[FINGERPRINT] = base.fingerprint
+    weights, places = captured.weights | _tuned(base), {} if base is None else base.places
+    graph.metadata = {} if base is None else {FINGERPRINT: base.fingerprint}
     any_batch = _rename(graph, captured.input_names)
-    factors = fold_batchnorm(graph, set(weights))
-    plain = [weight.layer.geometry.weight_shape for weight in weights.values()]
-    dense_bytes = _dense_bytes(graph, plain + [stored.shape for v, stored in places.items() if v not in weights])
-    rows = []
-    for value, weight in weights.items():
-        content, why_dense = _weight(weight, factors.get(value), dense, float16)
-        graph.replace(value, graph.write(content))
-        offset = PRETRAINED if weight.base else offset_name(weight.layer.offset)
-        rows.append(WeightRow(weight.name, offset, weight.layer.nnz, why_dense))
-    for value in places.keys() - weights.keys():
-        graph.replace(value, graph.write(places[value]))
+    factors = fold_batchnorm(graph, {value for value, name in values.items() if name in weights})
+    sizes = [weights[n].size if n in weights else math.prod(places[n].shape) for n in names]
+    dense_bytes, rows = _dense_bytes(graph, sizes), list[WeightRow]()
+    for value, name in values.items():
+        if name in weights:
+            stored, own = content(weights[name], factors.get(value), dense, float16)
+            graph.replace(value, graph.write(stored))
+            rows += own
+        else:
+            graph.replace(value, graph.write(places[name]))
     if float16:
         _halve(graph)
     return graph.model(), rows, dense_bytes, any_batch
 
 
-def _offset(weight: _Weight) -> Call | None:
-    """Return the recipe of D as a matrix; raise NoRecipe where there is none."""
-    if weight.base is not None:
-        return Call("!Reshape", (weight.base, np.array([weight.base.shape[0], -1])))
-    return None if weight.layer.offset is None else offset_recipe(weight.layer.offset)
-
-
-def _weight(weight: _Weight, factor: Array | None, dense: bool, float16: bool) -> tuple[Call | Array, str | None]:
-    """Return the recipe or the numbers of a weight, and why it is not the recipe.
-
-    factor: what its rows are multiplied by, if it is not 1.
-    """
-    layer = weight.layer
-    shape = layer.geometry.weight_shape
-    per_row = np.ones(1) if factor is None else factor
-    try:
-        if dense:
-            raise NoRecipe("dense weights were asked for")
-        offset = _offset(weight)
-    except NoRecipe as error:
-        entries = layer.dense_weight().detach().cpu().double().numpy()
-        return (entries * per_row.reshape(-1, *[1] * (len(shape) - 1))).astype(np.float32), str(error)
-    positions = layer.support.positions.cpu().numpy().astype(np.int64)
-    rows = positions // math.prod(shape[1:]) if factor is not None else 0
-    alpha = float(weight.base is not None) if layer.alpha is None else layer.alpha.item()  # W0 need not have an alpha
-    kind = np.float16 if float16 else np.float32
-    values = (layer.values.detach().cpu().double().numpy() * per_row[rows]).astype(np.float32)
-    return weight_recipe(shape, offset, _narrow(alpha * per_row, kind), positions, _narrow(values, kind)), None
-
-
-def _narrow(array: Array, kind: type[np.floating[Any]]) -> Array:
-    """Return the array in a narrower type, or in float32 where its numbers are too large for that."""
-    with np.errstate(over="ignore"):
-        narrow = array.astype(kind)
-    return narrow if np.isfinite(narrow).all() else array.astype(np.float32)
+def _tuned(base: Base | None) -> dict[str, Weight]:
+    """Return the fine-tuned weights by their names in the plain network."""
+    if base is None:
+        return {}
+    return {key: Weight({name: part}, base.places[key]) for key, (name, part) in base.parts.items()}
 
 
 # --- the whole file -------------------------------------------------------------------------------------------------
@@ -200,9 +153,9 @@ def _rename(graph: Graph, inputs: list[str]) -> bool:
     return all(axis.dim_param for axis in axes)
 
 
-def _dense_bytes(graph: Graph, shapes: list[tuple[int, ...]]) -> int:
-    """Return the bytes of the same file with dense weights of float32."""
-    weights = sum(4 * math.prod(shape) + 20 for shape in shapes)  # 20: name, type and shape
+def _dense_bytes(graph: Graph, sizes: list[int]) -> int:
+    """Return the bytes of the same file with dense weights of these sizes in float32."""
+    weights = sum(4 * size + 20 for size in sizes)  # 20: name, type and shape
     return weights + int(copy.deepcopy(graph).model().ByteSize())
 
 
@@ -210,9 +163,9 @@ def _halve(graph: Graph) -> None:
     """Store the numbers that other nodes take in 16 bits, where that is shorter; a Cast widens them again."""
     for name, array in list(graph.arrays.items()):
         if array.dtype == np.float32 and array.nbytes > 100:  # a Cast takes about 40 bytes
-            narrow = _narrow(array, np.float16)
-            if narrow.dtype == np.float16:
-                graph.replace(name, graph.write(Call("!Cast", (narrow,), {"to": FLOAT})))
+            half = narrow(array, np.float16)
+            if half.dtype == np.float16:
+                graph.replace(name, graph.write(Call("!Cast", (half,), {"to": FLOAT})))
 
 
 def _serialized(made: Any) -> bytes:

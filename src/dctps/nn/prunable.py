@@ -7,8 +7,10 @@ from typing import NamedTuple
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import ParametrizationList
 
+from dctps.nn.built_layer import BuiltLayer
 from dctps.nn.dps_layer import DpsLayer
 from dctps.nn.fine_tuned import FineTuned
+from dctps.nn.layer_kinds import TABLE
 from dctps.nn.layers import DpsConv1d, DpsConv2d, DpsConv3d, DpsLinear
 
 LAYERS: dict[type[nn.Module], type[DpsLayer]] = {  # the layers of torch, and their sparse versions
@@ -22,7 +24,7 @@ _FROZEN = "frozen (requires_grad is False)"
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _REASONS: list[tuple[tuple[type[nn.Module], ...], str]] = [
     (_TRANSPOSED, "a transposed convolution; only linear layers and convolutions are converted"),
-    ((nn.Embedding, nn.EmbeddingBag), "a table that is looked up, not a matrix that is multiplied"),
+    ((nn.Embedding, nn.EmbeddingBag), TABLE),
     ((nn.RNNBase, nn.RNNCellBase), "recurrent weights, read directly by torch's fused kernels"),
     ((nn.MultiheadAttention,), "fused projections, read directly by torch's attention"),
 ]
@@ -57,11 +59,11 @@ def _weighted(model: nn.Module) -> Iterator[tuple[str, nn.Module, str | None]]:
 
     The reason is None where the module can be converted.
     """
-    owners = _owners(model)
+    owners = owners_of(model)
     read_directly = {id(m.out_proj) for m in model.modules() if isinstance(m, nn.MultiheadAttention)}
     for name, module in model.named_modules():
         matrices = [p for p in module.parameters(recurse=False) if nn.parameter.is_lazy(p) or p.dim() >= 2]
-        if isinstance(module, DpsLayer | FineTuned | ParametrizationList) or not (
+        if isinstance(module, DpsLayer | FineTuned | BuiltLayer | ParametrizationList) or not (
             matrices or isinstance(module, tuple(LAYERS))
         ):
             continue
@@ -102,7 +104,7 @@ def _why_not_type(module: nn.Module) -> str:
     return f"{kind} is not a linear layer or a convolution of torch.nn"
 
 
-def _owners(model: nn.Module) -> dict[int, list[str]]:
+def owners_of(model: nn.Module) -> dict[int, list[str]]:
     """Return, by the id of each parameter, the names under which modules hold it; a module used twice counts once."""
     owners: dict[int, list[str]] = collections.defaultdict(list)
     for name, module in model.named_modules():
