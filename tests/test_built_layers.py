@@ -439,13 +439,15 @@ def trained(net, step):
     return net
 
 
-def test_rewiring_moves_the_values():
+@pytest.mark.parametrize("method", [dctps.SET, dctps.DSR])
+def test_rewiring_moves_the_values(method):
     net = words()
     optimiser = torch.optim.Adam(net.parameters(), lr=1e-3)
     before = {name: part.positions.clone() for name, part in built_parts(net)}
-    rewire = dctps.SET(net, optimiser, stop=100, every=1, drop_fraction=0.5)
+    rewire = method(net, optimiser, stop=100, every=1, drop_fraction=0.5)
     trained(net, rewire.step)
-    moved = {name for name, part in built_parts(net) if not torch.equal(part.positions, before[name])}
+    now = {name: part.positions for name, part in built_parts(net)}
+    moved = {name for name, places in now.items() if not torch.equal(places, before[name])}
     assert {"up", "block.self_attn.q_proj_weight", "cell.weight_hh_2"} <= moved
     with pytest.raises(ValueError, match="dense gradient"):
         RigL(net, optimiser, stop=100, every=1)

@@ -1,5 +1,6 @@
 """Loading a file into a network: a plain one, a sparse one, or one built under torch.device("meta")."""
 
+import contextlib
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -57,19 +58,14 @@ def load(
     if not strict:
         raise ValueError("strict=False is for the files of fine-tuned networks; this file holds a whole network")
     target = torch.device(device or "cpu")
-    undo: Writer = int
-    try:
+    with _fitting(path, model, contents, backend, target):
         contents = with_statistics(contents, model)
-        undo = attach_saved(model, _saved_parts(contents, backend), target)
         layers = {entry.name: find_layer(model, entry) for entry in contents.entries}
         norms = {entry.name: find_norm(model, entry) for entry in contents.norms}
         check_distinct({**layers, **norms})
         check_rest(model, contents)
         new = _new_layers(layers, norms, contents, backend, target)
         writers = _rest_writers(model, new, contents, target)
-    except ValueError as error:
-        undo()
-        raise CheckpointError(f"{path} does not fit this network: {error}") from error
     with torch.no_grad():
         for entry in contents.entries:
             _fill_layer(new.get(id(layers[entry.name]), layers[entry.name]), entry, contents)
@@ -86,6 +82,21 @@ def load(
         advice = "call dctps.recalibrate(model, batches) before evaluating it"
         warnings.warn(f"{path} holds no running statistics of BatchNorm layers; {advice}", stacklevel=2)
     return result if outer is model else outer
+
+
+@contextlib.contextmanager
+def _fitting(
+    path: str | os.PathLike[str], model: nn.Module, contents: Contents, backend: str, device: torch.device
+) -> Iterator[None]:
+    """Let layers read built weights as the file has them; undo it, and raise CheckpointError, if something does not fit."""
+    undo: Writer | None = None
+    try:
+        undo = attach_saved(model, _saved_parts(contents, backend), device)
+        yield
+    except ValueError as error:
+        if undo is not None:
+            undo()
+        raise CheckpointError(f"{path} does not fit this network: {error}") from error
 
 
 def _attach_adapter(

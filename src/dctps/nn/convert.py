@@ -93,9 +93,9 @@ def sparsify(
     """
     _check_request(model, density, supports)
     check_device(device)
+    chosen = _Choice(density, supports, allocation, seed)
     if offset == PRETRAINED:
         _check_scale(alpha)
-        chosen = _Choice(density, supports, allocation, seed)
         result = _fine_tune(model, chosen, exclude, train, bool(train_alpha), backend, adapters)
         return result if device is None else result.to(device)
     if train != ():
@@ -105,12 +105,8 @@ def sparsify(
     if not adapters:
         check_adapters(model, layers)
     shapes = _weight_shapes(layers, blocks)
-    if supports is None:
-        assert density is not None
-        supports = _draw_supports(shapes, density, allocation, seed, "weights")
-    else:
-        _check_supports(supports, shapes)
-        check_whole(blocks, supports)
+    supports = _chosen_supports(chosen, shapes)
+    check_whole(blocks, supports)
     offsets = {name: _bind_offset(name, offset, shapes[name], blocks.get(name)) for name in supports}
     replaced = {name: layers[name] for name, bound in offsets.items() if bound is not None}
     counts = {name: support.nnz for name, support in supports.items()}
@@ -133,9 +129,7 @@ def sparsify(
     if device is not None:
         result.to(target)
     mark(result)
-    if density is not None:
-        total = sum(map(math.prod, shapes.values()))
-        attach_request(result, Request(density, budget(total, density), allocation))
+    attach_request(result, _request(chosen, shapes))
     return result
 
 
@@ -220,17 +214,9 @@ def _fine_tune(
     if not adapters:
         check_adapters(model, owners)
     shapes = {name: tuple(weights[name].base.shape) for name in owners}
-    density, supports, allocation, seed = choice
-    if supports is None:
-        assert density is not None
-        supports = _draw_supports(shapes, density, allocation, seed, "weights")
-    else:
-        _check_supports(supports, shapes)
+    supports = _chosen_supports(choice, shapes)
     attach(model, weights, make_parts(weights, supports, backend=backend, scaled=supports if scaled else ()), trained)
-    asked = (
-        None if density is None else Request(density, budget(sum(map(math.prod, shapes.values())), density), allocation)
-    )
-    attach_request(model, asked)
+    attach_request(model, _request(choice, shapes))
     return model
 
 
@@ -330,6 +316,23 @@ def _weight_shapes(layers: Mapping[str, nn.Module], blocks: Mapping[str, Block])
         if math.prod(shape) < 1:
             raise ValueError(f"layer {name!r} has a weight of shape {shape}, which has no entries; exclude it")
     return shapes
+
+
+def _chosen_supports(choice: _Choice, shapes: Mapping[str, tuple[int, ...]]) -> Mapping[str, Support]:
+    """Return the supports that are given, or draw one for each shape."""
+    if choice.supports is not None:
+        _check_supports(choice.supports, shapes)
+        return choice.supports
+    assert choice.density is not None
+    return _draw_supports(shapes, choice.density, choice.allocation, choice.seed, "weights")
+
+
+def _request(choice: _Choice, shapes: Mapping[str, tuple[int, ...]]) -> Request | None:
+    """Return what the report says was asked for, or None where supports were given."""
+    if choice.density is None:
+        return None
+    total = sum(map(math.prod, shapes.values()))
+    return Request(choice.density, budget(total, choice.density), choice.allocation)
 
 
 def _draw_supports(

@@ -20,13 +20,14 @@ LAYERS: dict[type[nn.Module], type[DpsLayer]] = {  # the layers of torch, and th
     nn.Conv3d: DpsConv3d,
 }
 
+_ASKED = "all_kinds=True converts it"
 _FROZEN = "frozen (requires_grad is False)"
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _REASONS: list[tuple[tuple[type[nn.Module], ...], str]] = [
-    (_TRANSPOSED, "a transposed convolution; only linear layers and convolutions are converted"),
+    (_TRANSPOSED, f"a transposed convolution ({_ASKED})"),
     ((nn.Embedding, nn.EmbeddingBag), TABLE),
     ((nn.RNNBase, nn.RNNCellBase), "recurrent weights, read directly by torch's fused kernels"),
-    ((nn.MultiheadAttention,), "fused projections, read directly by torch's attention"),
+    ((nn.MultiheadAttention,), f"fused projections, read directly by torch's attention ({_ASKED})"),
 ]
 
 
@@ -68,7 +69,7 @@ def _weighted(model: nn.Module) -> Iterator[tuple[str, nn.Module, str | None]]:
         ):
             continue
         if id(module) in read_directly:
-            yield name, module, "the output projection that torch's attention reads directly"
+            yield name, module, f"the output projection that torch's attention reads directly ({_ASKED})"
         else:
             yield name, module, _why_not(name, module, owners)
 
@@ -100,7 +101,7 @@ def _why_not_type(module: nn.Module) -> str:
     kind = type(module).__name__
     parents = [base.__name__ for base in LAYERS if isinstance(module, base)]
     if parents:
-        return f"{kind}, a subclass of {parents[0]} that may compute something else"
+        return f"{kind}, a subclass of {parents[0]} that may compute something else ({_ASKED})"
     return f"{kind} is not a linear layer or a convolution of torch.nn"
 
 
