@@ -88,7 +88,7 @@ def load(
 def _fitting(
     path: str | os.PathLike[str], model: nn.Module, contents: Contents, backend: str, device: torch.device
 ) -> Iterator[None]:
-    """Let layers read built weights as the file has them; undo it, and raise CheckpointError, if something does not fit."""
+    """Let layers read built weights as in the file; where something does not fit, undo it and raise CheckpointError."""
     undo: Writer | None = None
     try:
         undo = attach_saved(model, _saved_parts(contents, backend), device)
