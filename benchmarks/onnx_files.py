@@ -1,10 +1,10 @@
 """ONNX files with recipes beside dense ones: bytes, time to load, time per batch in ONNX Runtime, largest difference.
 
-    python benchmarks/onnx_files.py [--models lenet vgg19 ...] [--steps 7]
+    python benchmarks/onnx_files.py [--models lenet vgg19 ...] [--rounds 7]
 
 Writes results/bench-onnx-files.csv. The networks have random values, as trained ones have, and the running statistics
-of noise. Both files are loaded three times, and their batches are timed in turn, so that whatever else the
-machine does hits both alike; times of batches are medians, in seconds.
+of noise. Both files are loaded three times. Their batches are timed in rounds, in which each file has its turn, so that
+whatever else the machine does hits both alike; times of batches are medians, in seconds.
 """
 
 import argparse
@@ -24,6 +24,7 @@ from dctps.export.check import session
 from dctps.nn.dps_layer import DpsLayer
 
 BATCHES = (1, 32)
+MOST_IMAGES = 64  # images that a session computes in a turn: batches of one image are short, so there are more of them
 
 
 def vit() -> nn.Module:
@@ -60,7 +61,7 @@ def network(name: str) -> nn.Module:
     return net.eval()
 
 
-def row(name: str, steps: int, folder: Path) -> list[object]:
+def row(name: str, rounds: int, folder: Path) -> list[object]:
     """The measurements of one network, in the order of `HEADER`."""
     net, x = network(name), torch.randn(2, 3, 32, 32)
     dctps.save(net, folder / "net.safetensors")
@@ -68,7 +69,7 @@ def row(name: str, steps: int, folder: Path) -> list[object]:
     half = dctps.export_onnx(net, folder / "half.onnx", x, float16=True)
     dense = dctps.export_onnx(net, folder / "dense.onnx", x, dense=True)
     (load_recipe, ours), (load_dense, theirs) = map(loaded, (recipe.file, dense.file))
-    times = [number for batch in BATCHES for number in timed(ours, theirs, torch.randn(batch, 3, 32, 32), steps)]
+    times = [number for batch in BATCHES for number in timed(ours, theirs, torch.randn(batch, 3, 32, 32), rounds)]
     sizes = [(folder / "net.safetensors").stat().st_size, recipe.bytes, half.bytes, dense.bytes]
     differences = [recipe.difference, half.difference, recipe.largest]
     return [name, NETWORKS[name][1], *sizes, *map(short, [load_recipe, load_dense, *times, *differences])]
@@ -88,28 +89,37 @@ def loaded(file: Path) -> tuple[float, Any]:
     return min(seconds), found
 
 
-def timed(ours: Any, theirs: Any, x: Tensor, steps: int) -> tuple[float, float]:
-    """The median seconds of a batch in both sessions, measured in turn after two batches that do not count."""
+def timed(ours: Any, theirs: Any, x: Tensor, rounds: int) -> tuple[float, float]:
+    """The median seconds of a batch in both sessions, which take turns of several batches.
+
+    The first two batches of a turn do not count: the threads of the other session spin for a moment after its last one.
+    """
     seconds: tuple[list[float], list[float]] = ([], [])
-    feed = {ours.get_inputs()[0].name: x.numpy()}
-    for step in range(steps + 2):
+    for _ in range(rounds):
         for found, times in zip((ours, theirs), seconds, strict=True):
-            start = time.perf_counter()
-            found.run(None, feed)
-            if step >= 2:
-                times.append(time.perf_counter() - start)
+            times.extend(turn(found, x, MOST_IMAGES // len(x))[2:])
     return statistics.median(seconds[0]), statistics.median(seconds[1])
+
+
+def turn(found: Any, x: Tensor, batches: int) -> list[float]:
+    """The seconds of two batches more than asked for, one after the other."""
+    feed, seconds = {found.get_inputs()[0].name: x.numpy()}, []
+    for _ in range(batches + 2):
+        start = time.perf_counter()
+        found.run(None, feed)
+        seconds.append(time.perf_counter() - start)
+    return seconds
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", choices=NETWORKS, default=list(NETWORKS))
-    parser.add_argument("--steps", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=7)
     given = parser.parse_args()
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         for name in given.models:
-            rows.append(row(name, given.steps, Path(folder)))
+            rows.append(row(name, given.rounds, Path(folder)))
             print(dict(zip(HEADER, rows[-1], strict=True)), flush=True)
     table.write("onnx-files", HEADER, rows)
 

@@ -1,7 +1,9 @@
 """ONNX files: recipes against the definition of D, every offset and kind of layer, BatchNorm, sizes, mistakes."""
 
+import functools
 import itertools
 import math
+import os
 
 import numpy as np
 import pytest
@@ -28,6 +30,7 @@ WITH_FORM = [name for name, transform in TRANSFORMS.items() if isinstance(transf
 ALL = [TransformOffset(t, *choice, seed=3) for t in WITH_FORM for choice in itertools.product(*CHOICES.values())]
 RELATIVE = 1e-4  # of the largest output: float32 gives about 1e-6
 SHAPES = [(7, 5), (12, 1, 3, 3), (6, 4, 5), (5, 3, 2, 3, 2), (40, 2, 3, 3)]  # the last has more rows than columns
+SHAPES += [(1, 5), (2, 6), (3, 1), (2, 3, 2, 2)]  # few rows, of which one has another norm
 
 
 def assert_same(found, expected):
@@ -109,13 +112,14 @@ class Kinds(nn.Module):
         self.linear = DpsLinear(20, 11, **common)
         self.conv1d = DpsConv1d(5, 8, 3, padding=1, **common)
         self.conv2d = DpsConv2d(6, 9, 3, stride=2, padding=1, dilation=2, padding_mode="circular", **common)
+        self.strided = DpsConv2d(6, 9, 3, stride=(2, 1), padding=(1, 2), **common)
         self.conv3d = DpsConv3d(2, 5, (1, 2, 3), **common)
         self.grouped = DpsConv2d(6, 12, 3, groups=3, bias=False, **common)
         self.depthwise = DpsConv2d(6, 6, 3, groups=6, padding="same", **common)
         self.long = DpsLinear(3, 17, **common)
 
     def forward(self, line, row, image, cube):
-        planar = [self.conv2d(image), self.grouped(image), self.depthwise(image)]
+        planar = [self.conv2d(image), self.strided(image), self.grouped(image), self.depthwise(image)]
         return [self.linear(line), self.conv1d(row), *planar, self.conv3d(cube), self.long(line[..., :3])]
 
 
@@ -127,25 +131,39 @@ def test_every_offset_in_every_kind_of_layer(offset, tmp_path):
     assert report.any_batch
     has_recipe = offset is None or OFFSETS[offset].transform in WITH_FORM
     assert {row.why_dense is None for row in report.weights} == {has_recipe}
-    assert len(report.weights) == 7
+    assert len(report.weights) == 8
     inputs = [torch.randn(3, *x.shape[1:]) for x in example]
     for found, expected in zip(run((tmp_path / "net.onnx").read_bytes(), *inputs), net(*inputs), strict=True):
         assert_same(found, expected.detach())
 
 
 class AllRecipes(nn.Module):
-    def __init__(self):
+    def __init__(self, make):
         super().__init__()
-        self.layers = nn.ModuleList(DpsConv2d(4, 6, 3, density=0.1, offset=recipe) for recipe in ALL)
+        self.layers = nn.ModuleList(make(density=0.1, offset=recipe) for recipe in ALL)
 
     def forward(self, x):
         return [layer(x) for layer in self.layers]
 
 
-def test_every_order_signs_and_rows_in_a_network(tmp_path):
-    net, x = filled(AllRecipes()).eval(), torch.randn(3, 4, 5, 5)
+LAYERS = {
+    "linear": (functools.partial(DpsLinear, 20, 11), (20,)),
+    "conv1d": (functools.partial(DpsConv1d, 5, 8, 3, stride=2, padding=1), (5, 9)),
+    "conv2d": (functools.partial(DpsConv2d, 4, 6, 3), (4, 5, 5)),
+    "conv3d": (functools.partial(DpsConv3d, 2, 5, (1, 2, 3), padding=(0, 1, 1)), (2, 2, 3, 4)),
+    "strided": (functools.partial(DpsConv2d, 4, 6, 3, stride=(2, 1), padding=1, dilation=(1, 2)), (4, 7, 6)),
+    "grouped": (functools.partial(DpsConv2d, 6, 12, 3, groups=3, bias=False), (6, 4, 4)),
+    "depthwise": (functools.partial(DpsConv2d, 6, 6, 3, groups=6, padding="same"), (6, 4, 4)),
+}
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_every_order_signs_and_rows_in_every_kind_of_layer(kind, tmp_path):
+    make, shape = LAYERS[kind]
+    net, x = filled(AllRecipes(make)).eval(), torch.randn(3, *shape)
     report = export_onnx(net, tmp_path / "net.onnx", x)
     assert [row.why_dense for row in report.weights] == [None] * len(ALL)
+    assert len(ALL) == len(WITH_FORM) * math.prod(map(len, CHOICES.values()))
     for found, expected in zip(run((tmp_path / "net.onnx").read_bytes(), x), net(x), strict=True):
         assert_same(found, expected.detach())
 
@@ -327,10 +345,33 @@ class Branches(nn.Module):
         return self.layer(x) if x.sum() > 0 else -self.layer(x)
 
 
+class Loop(Branches):
+    def forward(self, x):
+        for _ in range(int(x[0, 0])):
+            x = 2 * x
+        return self.layer(x)
+
+
+class NoTensor(Branches):
+    def forward(self, x):
+        return {"output": self.layer(x), "classes": 4}
+
+
+class NoOperator(Branches):
+    def forward(self, x):
+        return torch.special.bessel_j0(self.layer(x))
+
+
 @pytest.mark.parametrize(
     ("model", "example", "message"),
     [
         (Branches(), torch.randn(2, 6), "cannot trace it.*decide by the values of tensors"),
+        (Loop(), torch.randn(2, 6), "cannot trace it.*decide by the values of tensors"),
+        (NoTensor(), torch.randn(2, 6), "returns tensors, and this one returns an object of type int"),
+        (NoOperator(), torch.randn(2, 6), "torch has no ONNX for it.*bessel"),
+        (DpsLinear(6, 4, density=0.2), torch.randn(6), r"not \(7,\), one sample more.*first axis"),
+        (DpsLinear(6, 4, density=0.2), torch.randn(0, 6), "at least one sample.*shape"),
+        (DpsLinear(6, 4, density=0.2), None, "an object of type NoneType"),
         (DpsLinear(6, 4, density=0.2), torch.randn(2, 5), r"does not take the example input of shape \(2, 5\)"),
         (DpsLinear(6, 4, density=0.2), torch.tensor(1.0), "a tensor with a batch axis"),
         (DpsLinear(6, 4, density=0.2), [], "at least one tensor"),
@@ -338,13 +379,14 @@ class Branches(nn.Module):
         (nn.Linear(6, 4, device="meta"), torch.randn(2, 6), "on the meta device"),
     ],
 )
-def test_mistakes_leave_an_old_file_as_it_was(model, example, message, tmp_path):
+def test_mistakes_leave_an_old_file_as_it_was(model, example, message, tmp_path, capfd):
     file = tmp_path / "net.onnx"
     file.write_text("old")
     with pytest.raises(ValueError, match=message):
         export_onnx(model, file, example)
     assert [f.name for f in tmp_path.iterdir()] == ["net.onnx"]
     assert file.read_text() == "old"
+    assert "def forward" not in capfd.readouterr().err  # torch prints its unfinished graph
 
 
 @pytest.mark.parametrize(
@@ -352,12 +394,14 @@ def test_mistakes_leave_an_old_file_as_it_was(model, example, message, tmp_path)
     [
         ("nowhere/net.onnx", FileNotFoundError, "there is no folder"),
         (".", IsADirectoryError, "is a folder; name a file"),
+        ("pipe", FileExistsError, "a device or the like"),
     ],
 )
 def test_a_place_that_cannot_be_written(place, error, message, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
     with pytest.raises(error, match=message):
         export_onnx(DpsLinear(6, 4, density=0.2), tmp_path / place, torch.randn(2, 6))
-    assert not list(tmp_path.iterdir())
+    assert [path.name for path in tmp_path.iterdir()] == ["pipe"]
 
 
 def test_a_file_that_computes_something_else_is_not_written(tmp_path, monkeypatch):

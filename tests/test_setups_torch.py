@@ -3,6 +3,7 @@
 import copy
 import io
 import pickle
+import shutil
 import subprocess
 import sys
 
@@ -205,7 +206,12 @@ LOADED = """
 import sys, torch, dctps.nn.layers
 folder = sys.argv[1]
 x = torch.load(f"{folder}/x.pt")
-net = torch.jit.load(f"{folder}/net.ts") if sys.argv[2] == "trace" else torch.export.load(f"{folder}/net.pt2").module()
+load = {
+    "trace": lambda: torch.jit.load(f"{folder}/net.ts"),
+    "export": lambda: torch.export.load(f"{folder}/net.pt2").module(),
+    "package": lambda: torch._inductor.aoti_load_package(f"{folder}/package.pt2"),
+}
+net = load[sys.argv[2]]()
 torch.save(net(x), f"{folder}/y.pt")
 """
 
@@ -224,6 +230,16 @@ def test_export(tmp_path):
     net, (x, _) = network().eval(), batch()
     torch.export.save(torch.export.export(net, (x,)), tmp_path / "net.pt2")
     torch.testing.assert_close(outputs_elsewhere(tmp_path, "export", x), net(x))
+
+
+@pytest.mark.process
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch's inductor needs a C++ compiler")
+def test_package(tmp_path):
+    """A package of AOTInductor: works; another program imports `dctps.nn.layers` before it loads the file."""
+    net, (x, _) = network().eval(), batch()
+    program = torch.export.export(net, (x,))
+    torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "package.pt2"))
+    torch.testing.assert_close(outputs_elsewhere(tmp_path, "package", x), net(x))
 
 
 @pytest.mark.process

@@ -22,6 +22,8 @@ def write_atomically(path: str | os.PathLike[str], write: Callable[[Path], objec
     target = Path(os.path.realpath(path))
     if not target.parent.is_dir():
         raise FileNotFoundError(f"there is no folder {str(target.parent)!r} to write {target.name!r} into")
+    if target.exists() and not (target.is_file() or target.is_dir()):
+        raise FileExistsError(f"{str(target)!r} is a device or the like, which a file cannot replace; name a file")
     _remove_orphans(target)
     handle, name = tempfile.mkstemp(prefix=f"{_prefix(target)}{os.getpid()}.", suffix=".tmp", dir=target.parent)
     try:

@@ -1,5 +1,6 @@
 """Loading a file into a network: a plain one, a sparse one, or one built under torch.device("meta")."""
 
+import contextlib
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -14,7 +15,9 @@ from dctps.checkpoint.adapters import Adapter
 from dctps.checkpoint.contents import CheckpointError, Contents, read
 from dctps.checkpoint.manifest import LayerEntry, NormEntry
 from dctps.checkpoint.matching import check_distinct, check_rest, check_tied, find_layer, find_norm, with_statistics
+from dctps.core.support import Support
 from dctps.nn.batchnorm import SparseBatchNorm
+from dctps.nn.buildable import attach_saved
 from dctps.nn.dps_layer import DpsLayer
 from dctps.nn.foreign import check_device, check_network, mark_config
 from dctps.nn.fuse import mark
@@ -55,7 +58,7 @@ def load(
     if not strict:
         raise ValueError("strict=False is for the files of fine-tuned networks; this file holds a whole network")
     target = torch.device(device or "cpu")
-    try:
+    with _fitting(path, model, contents, backend, target):
         contents = with_statistics(contents, model)
         layers = {entry.name: find_layer(model, entry) for entry in contents.entries}
         norms = {entry.name: find_norm(model, entry) for entry in contents.norms}
@@ -63,8 +66,6 @@ def load(
         check_rest(model, contents)
         new = _new_layers(layers, norms, contents, backend, target)
         writers = _rest_writers(model, new, contents, target)
-    except ValueError as error:
-        raise CheckpointError(f"{path} does not fit this network: {error}") from error
     with torch.no_grad():
         for entry in contents.entries:
             _fill_layer(new.get(id(layers[entry.name]), layers[entry.name]), entry, contents)
@@ -83,6 +84,21 @@ def load(
     return result if outer is model else outer
 
 
+@contextlib.contextmanager
+def _fitting(
+    path: str | os.PathLike[str], model: nn.Module, contents: Contents, backend: str, device: torch.device
+) -> Iterator[None]:
+    """Let layers read built weights as in the file; where something does not fit, undo it and raise CheckpointError."""
+    undo: Writer | None = None
+    try:
+        undo = attach_saved(model, _saved_parts(contents, backend), device)
+        yield
+    except ValueError as error:
+        if undo is not None:
+            undo()
+        raise CheckpointError(f"{path} does not fit this network: {error}") from error
+
+
 def _attach_adapter(
     path: str | os.PathLike[str], contents: Contents, model: nn.Module, strict: bool, backend: str
 ) -> None:
@@ -95,6 +111,17 @@ def _attach_adapter(
 # --- the sparse layers ----------------------------------------------------------------------------------------------
 
 
+def _saved_parts(contents: Contents, backend: str) -> dict[str, tuple[Support, dict[str, object]]]:
+    """Return the support and the arguments of each layer of the file, by its name."""
+    return {
+        entry.name: (
+            contents.supports[entry.name],
+            {"offset": entry.offset, "train_alpha": entry.train_alpha, "backend": backend},
+        )
+        for entry in contents.entries
+    }
+
+
 def _new_layers(
     layers: Mapping[str, nn.Module],
     norms: Mapping[str, _BatchNorm],
@@ -104,10 +131,9 @@ def _new_layers(
 ) -> dict[int, nn.Module]:
     """Return a sparse layer for each plain one that is sparse in the file, by the id of the plain layer."""
     new: dict[int, nn.Module] = {}
-    for entry in contents.entries:
-        if not isinstance(layer := layers[entry.name], DpsLayer):
-            options = {"offset": entry.offset, "train_alpha": entry.train_alpha, "backend": backend}
-            new[id(layer)] = make_sparse_layer(entry.name, layer, contents.supports[entry.name], options, device)
+    for name, (support, options) in _saved_parts(contents, backend).items():
+        if not isinstance(layer := layers[name], DpsLayer):
+            new[id(layer)] = make_sparse_layer(name, layer, support, options, device)
     for name, norm in norms.items():
         if not isinstance(norm, SparseBatchNorm):
             new[id(norm)] = make_sparse_norm(norm, contents.supports[name], device)

@@ -58,6 +58,12 @@ class Geometry:
         packed = [self.groups, *self.weight_shape, *self.stride, *self.padding, *self.dilation]
         object.__setattr__(self, "_packed", packed)
 
+    @classmethod
+    def of_shape(cls, weight_shape: tuple[int, ...]) -> "Geometry":
+        """Return a geometry that says the shape of a weight and nothing else, as for layers that we do not know."""
+        ones = (1,) * (len(weight_shape) - 2)
+        return cls(weight_shape, ones, tuple(0 for _ in ones), ones)
+
     def pack(self) -> list[int]:
         """Return the geometry as a list of integers, which an operator of torch.library can take; do not change it."""
         packed: list[int] = self.__dict__["_packed"]

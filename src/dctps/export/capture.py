@@ -6,9 +6,10 @@ The weights are inputs, so the exporter can neither store them nor compute with 
 import contextlib
 import copy
 import dataclasses
+import io
 import logging
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,10 +18,15 @@ from torch.utils import _pytree as pytree
 
 from dctps.base.extras import needed
 from dctps.export.functions import OPSET
+from dctps.export.weights import Weight
 from dctps.nn.batchnorm import SparseBatchNorm
+from dctps.nn.built_layer import BuiltLayer, BuiltPart
 from dctps.nn.convert import densify
 from dctps.nn.dps_layer import DpsLayer
+from dctps.nn.fine_tuned import weight_name
+from dctps.nn.finetune import before
 from dctps.nn.fuse import fused_layers
+from dctps.nn.sparse_part import SparsePart
 from dctps.nn.wrappers import unwrapped
 
 Example = Tensor | Sequence[Tensor] | Mapping[str, Tensor]
@@ -30,11 +36,12 @@ Example = Tensor | Sequence[Tensor] | Mapping[str, Tensor]
 class Captured:
     """A network as a graph of ONNX, and as plain layers of torch to compare it with."""
 
-    model: Any  # onnx.ModelProto; its first inputs are those of the network, then come the weights
+    model: Any  # onnx.ModelProto; its first inputs are those of the network, then come the layers' weights and `shared`
     network: nn.Module  # plain, in eval mode, on the CPU
     args: tuple[Tensor, ...]
     kwargs: dict[str, Tensor]
-    layers: dict[str, DpsLayer]  # the sparse layers by name, in the order of the inputs
+    weights: dict[str, Weight]  # the sparse weights by their names in `network`, in the order of the inputs
+    shared: list[str]  # other parameters and buffers that are inputs, by name
 
     @property
     def input_names(self) -> list[str]:
@@ -49,27 +56,46 @@ class Captured:
             return [y for y in pytree.tree_leaves(self.network(*args, **kwargs)) if isinstance(y, Tensor)]
 
 
-def capture(model: nn.Module, example: Example) -> Captured:
-    """Return the graph of a network; raise ValueError if the example does not fit or the network cannot be traced."""
+def capture(model: nn.Module, example: Example, shared: Iterable[str] = ()) -> Captured:
+    """Return the graph of a network; raise ValueError if the example does not fit or the network cannot be traced.
+
+    shared: further parameters and buffers of the plain network that become inputs.
+    """
     for package in ("onnx", "onnxscript"):
         needed(package, "an ONNX file")
     inner = unwrapped(model)
-    layers = {name: m for name, m in inner.named_modules() if isinstance(m, DpsLayer)}
+    weights = _sparse(inner)
     _check_types(inner)
     network = copy.deepcopy(inner).cpu()
-    if layers or fused_layers(network) or any(isinstance(m, SparseBatchNorm) for m in network.modules()):
+    if (
+        weights
+        or before(network) is not None
+        or fused_layers(network)
+        or any(isinstance(m, SparseBatchNorm) for m in network.modules())
+    ):
         network = densify(network)
     network.eval()
     args, kwargs = _inputs(example)
     _check_example(network, args, kwargs)
-    program = _program(network, args, kwargs, list(layers))
-    with _quietly():
-        proto = torch.onnx.export(program, dynamo=True, opset_version=OPSET, verbose=False).model_proto  # type: ignore[union-attr]
-    return Captured(proto, network, args, kwargs, layers)
+    program = _program(network, args, kwargs, [*weights, *shared])
+    return Captured(_proto(program), network, args, kwargs, weights, list(shared))
+
+
+def _sparse(model: nn.Module) -> dict[str, Weight]:
+    """Return the weights that have recipes, by their names in the plain network."""
+    found = {}
+    for path, layer in model.named_modules():
+        if isinstance(layer, BuiltLayer):
+            for weight, names in layer.parts:
+                parts = {weight_name(path, name): layer.part(name) for name in names}
+                found[f"{path}.{weight}" if path else weight] = Weight(dict(parts))
+        elif isinstance(layer, DpsLayer) and not isinstance(layer, SparsePart | BuiltPart):
+            found[f"{path}.weight" if path else "weight"] = Weight({path: layer})
+    return found
 
 
 class _WithWeights(nn.Module):
-    """A network whose weights are arguments."""
+    """A network some of whose parameters and buffers are arguments."""
 
     def __init__(self, network: nn.Module, names: list[str]) -> None:
         super().__init__()
@@ -80,10 +106,13 @@ class _WithWeights(nn.Module):
         return torch.func.functional_call(self.network, replaced, args, kwargs)
 
 
-def _program(network: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor], layers: list[str]) -> Any:
-    """Return the program of torch.export, for batches of any size where the network allows it."""
-    names = [f"{name}.weight" if name else "weight" for name in layers]
-    weights = [network.get_parameter(name).detach() for name in names]
+def _program(network: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor], names: list[str]) -> Any:
+    """Return the program of torch.export, for batches of any size where the network allows it.
+
+    names: the parameters and buffers that become inputs.
+    """
+    tensors = {**dict(network.named_parameters()), **dict(network.named_buffers())}
+    weights = [tensors[name].detach() for name in names]
     any_batch = {0: torch.export.Dim.AUTO}
     shapes = (tuple(any_batch for _ in args), dict.fromkeys(kwargs, any_batch), [None] * len(weights))
     wrapped = _WithWeights(network, names).eval()
@@ -98,15 +127,28 @@ def _program(network: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Ten
         ) from error
 
 
+def _proto(program: Any) -> Any:
+    """Return the program as a model of ONNX; raise ValueError if torch knows no ONNX for an operator in it."""
+    try:
+        with _quietly():
+            return torch.onnx.export(program, dynamo=True, opset_version=OPSET, verbose=False).model_proto  # type: ignore[union-attr]
+    except Exception as error:  # torch.onnx raises errors of many kinds, which say in the cause what is wrong
+        reason = (str(error.__cause__ or error).splitlines() or [type(error).__name__])[0]
+        raise ValueError(f"this network cannot be exported, because torch has no ONNX for it: {reason}") from error
+
+
+_LOGGERS = ["torch.onnx", "torch.export", "torch._export", "torch.fx", "onnxscript", "onnx_ir"]
+
+
 @contextlib.contextmanager
 def _quietly() -> Iterator[None]:
     """Keep the exporter from warning of its own code and of packages that are not installed."""
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")]
+    loggers = [logging.getLogger(name) for name in _LOGGERS]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.ERROR)
     try:
-        with warnings.catch_warnings():
+        with contextlib.redirect_stderr(io.StringIO()), warnings.catch_warnings():  # torch.fx prints unfinished graphs
             warnings.simplefilter("ignore")
             yield
     finally:
@@ -130,14 +172,14 @@ def _check_types(model: nn.Module) -> None:
 
 def _inputs(example: Example) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
     """Return the example as positional and named tensors; one sample is doubled: torch.export would insist on one."""
-    if isinstance(example, Tensor):
+    if not isinstance(example, Mapping | Sequence):
         example = (example,)
     tensors = list(example.values()) if isinstance(example, Mapping) else list(example)
     for tensor in tensors:
-        if not isinstance(tensor, Tensor) or tensor.dim() == 0 or tensor.is_meta:
+        if not isinstance(tensor, Tensor) or tensor.dim() == 0 or len(tensor) == 0 or tensor.is_meta:
             raise ValueError(
-                "an example input is a tensor with a batch axis, a sequence of such tensors or a dictionary of them by "
-                f"the names of the arguments; this is {_shown(tensor)}"
+                "an example input is a tensor with a batch axis and at least one sample, a sequence of such tensors or "
+                f"a dictionary of them by the names of the arguments; this is {_shown(tensor)}"
             )
     if not tensors:
         raise ValueError("an example input has at least one tensor")
@@ -146,15 +188,20 @@ def _inputs(example: Example) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
 
 
 def _shown(value: object) -> str:
-    return f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {tuple(value.shape)}" + (" on the meta device" if value.is_meta else "")
+    return f"an object of type {type(value).__name__}"
 
 
 def _check_example(network: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
     """Raise ValueError unless the network takes the example."""
     try:
         with torch.no_grad():
-            network(*args, **kwargs)
+            output = network(*args, **kwargs)
     except Exception as error:
         shapes = ", ".join(str(tuple(t.shape)) for t in (*args, *kwargs.values()))
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise ValueError(f"the network does not take the example input of shape {shapes}: {reason}") from error
+    strange = [y for y in pytree.tree_leaves(output) if not isinstance(y, Tensor | None)]
+    if strange:
+        raise ValueError(f"a network that is exported returns tensors, and this one returns {_shown(strange[0])}")

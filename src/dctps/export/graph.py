@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from dctps.base.extras import needed
-from dctps.export.functions import DOMAIN, DOMAIN_VERSION, IR_VERSION, OPSET, functions_of
-from dctps.export.recipe import Array, Call
+from dctps.export.functions import DOMAIN, DOMAIN_VERSION, FLOAT, IR_VERSION, OPSET, functions_of
+from dctps.export.recipe import Array, Call, Stored
 
 NOT_NEEDED = {  # attributes of operators that say what holds without them
     "auto_pad": b"NOTSET",
@@ -27,12 +27,14 @@ NOT_NEEDED = {  # attributes of operators that say what holds without them
 
 
 class Graph:
-    """The nodes, constants, inputs and outputs of a graph."""
+    """The nodes, constants, inputs and outputs of a graph; `stored` has the constants that lie in another file."""
 
     def __init__(self, model: Any) -> None:
         onnx = self.onnx
         self.nodes: list[Any] = list(model.graph.node)
         self.arrays: dict[str, Array] = {t.name: onnx.numpy_helper.to_array(t) for t in model.graph.initializer}
+        self.stored: dict[str, Stored] = {}
+        self.metadata: dict[str, str] = {}
         self.inputs, self.outputs = list(model.graph.input), list(model.graph.output)
         self.functions: set[str] = set()
         self.foreign = list(model.functions), [o for o in model.opset_import if o.domain]  # what torch's exporter made
@@ -49,8 +51,12 @@ class Graph:
 
     # --- writing
 
-    def write(self, content: "Call | Array") -> str:
-        """Write a call with its inputs, or an array, where it is not there yet; return its name."""
+    def write(self, content: "Call | Array | Stored") -> str:
+        """Write a call with its inputs, or a constant, where it is not there yet; return its name."""
+        if isinstance(content, Stored):
+            name = self._written.setdefault(content, f"dctps/{len(self._written)}")
+            self.stored[name] = content
+            return name
         if not isinstance(content, Call):
             return self._write_array(content)
         inputs = [self.write(part) for part in content.inputs]
@@ -94,11 +100,12 @@ class Graph:
         """Return the whole as a model with short names, without what a reader does not need."""
         helper = self.onnx.helper
         self._drop_unused()
-        self.nodes = sorted_nodes(self.nodes, {v.name for v in self.inputs} | set(self.arrays))
+        self.nodes = sorted_nodes(self.nodes, {v.name for v in self.inputs} | set(self.arrays) | set(self.stored))
         for node in self.nodes:
             _strip(node)
         self._shorten()
         tensors = [self.onnx.numpy_helper.from_array(array, name) for name, array in self.arrays.items()]
+        tensors += [self._elsewhere(name, stored) for name, stored in self.stored.items()]
         graph = helper.make_graph(self.nodes, "network", self.inputs, self.outputs, tensors)
         functions, opsets = self.foreign
         opsets = [helper.make_opsetid("", OPSET), *opsets]
@@ -106,7 +113,16 @@ class Graph:
             opsets.append(helper.make_opsetid(DOMAIN, DOMAIN_VERSION))
         made = helper.make_model(graph, opset_imports=opsets, functions=[*functions, *functions_of(self.functions)])
         made.ir_version, made.producer_name = IR_VERSION, "dctps"
+        helper.set_model_props(made, self.metadata)
         return made
+
+    def _elsewhere(self, name: str, stored: Stored) -> Any:
+        """Return the tensor of ONNX that says in which file its numbers are."""
+        tensor = self.onnx.TensorProto(name=name, data_type=FLOAT, dims=stored.shape)
+        tensor.data_location = self.onnx.TensorProto.EXTERNAL
+        for key, value in (("location", stored.file), ("offset", stored.offset), ("length", stored.length)):
+            tensor.external_data.add(key=key, value=str(value))
+        return tensor
 
     def _drop_unused(self) -> None:
         """Remove nodes and constants whose results nobody uses."""
@@ -117,19 +133,21 @@ class Graph:
                 break
             self.nodes = kept
         self.arrays = {name: array for name, array in self.arrays.items() if users[name]}
+        self.stored = {name: stored for name, stored in self.stored.items() if users[name]}
 
     def _shorten(self) -> None:
         """Give all inner values short names, but not those that branches of an If or Loop take."""
         fixed = {v.name for v in (*self.inputs, *self.outputs)}
         fixed |= {name for node in self.nodes for name in taken(node)[len(node.input) :]}
         names: dict[str, str] = {"": ""}
-        for name in (*self.arrays, *(name for node in self.nodes for name in node.output)):
+        for name in (*self.arrays, *self.stored, *(name for node in self.nodes for name in node.output)):
             if name not in fixed and name not in names:
                 names[name] = _short(len(names), fixed)
         for node in self.nodes:
             node.input[:] = [names.get(name, name) for name in node.input]
             node.output[:] = [names.get(name, name) for name in node.output]
         self.arrays = {names.get(name, name): array for name, array in self.arrays.items()}
+        self.stored = {names.get(name, name): stored for name, stored in self.stored.items()}
 
 
 def everywhere(nodes: Iterable[Any]) -> Iterator[Any]:

@@ -3,6 +3,8 @@
 capture.py     the graph of torch's exporter, with the weights as inputs
 batchnorm.py   BatchNorm as two vectors, most of them inside the layers before
 recipe.py      the recipe of a weight: D by its formula, S by its values and the gaps between their positions
+weights.py     which weights have recipes, and the numbers of the others
+base_file.py   W0 of fine-tuned networks, in a file that the ONNX files of several tasks share
 functions.py   the recipes' steps as functions of ONNX, which a runtime computes once, when it loads the file
 graph.py       the graph while it is edited, and as a file
 check.py       the outputs of ONNX Runtime against torch's
@@ -19,15 +21,15 @@ from torch import nn
 
 from dctps.base.extras import require
 from dctps.base.files import write_atomically
-from dctps.core.offsets import offset_name
+from dctps.export.base_file import FINGERPRINT, Base, base_of
 from dctps.export.batchnorm import fold_batchnorm
 from dctps.export.capture import Captured, Example, capture
 from dctps.export.check import check_difference, compare
 from dctps.export.functions import FLOAT, IR_VERSION, OPSET
 from dctps.export.graph import Graph
-from dctps.export.recipe import Array, Call, NoRecipe, offset_recipe, weight_recipe
+from dctps.export.recipe import Call
 from dctps.export.report import ExportReport, WeightRow
-from dctps.nn.dps_layer import DpsLayer
+from dctps.export.weights import Weight, content, narrow
 from dctps.nn.foreign import check_network
 
 LARGEST = 2**31 - 1  # bytes of a file; that is what its format, protobuf, can hold
@@ -42,6 +44,7 @@ def export_onnx(
     dense: bool = False,
     float16: bool = False,
     check: bool = True,
+    base: str | os.PathLike[str] | None = None,
 ) -> ExportReport:
     """Write a network, in eval mode, as an ONNX file that holds recipes of the weights; the model stays as it is.
 
@@ -53,24 +56,40 @@ def export_onnx(
     dense: store plain weights in place of recipes.
     float16: store numbers in 16 bits; they are computed with in 32 bits.
     check: compare the outputs of ONNX Runtime with torch's, for random inputs.
+    base: for fine-tuned networks, a file beside `file` or below that holds W0 and whatever else training has left
+        alone. It is written where it is not there yet, and ONNX files of other tasks share it, so that each takes
+        kilobytes. Without it W0 + S is stored.
     """
     check_network(model, "export_onnx(model, file, example_input)")
     target = _target(file)
     if check:
         require("onnxruntime", "the check of an ONNX file (check=False leaves it out)")
-    captured = capture(model, example_input)
-    made, rows, dense_bytes, any_batch = _build(captured, dense, float16)
-    content = _serialized(made)
-    difference, largest = compare(content, captured, any_batch) if check else (None, None)
+    if base is not None and dense:
+        raise ValueError("dense=True stores W0 + S, and base= stores them apart; give one of them")
+    shared = None if base is None else base_of(model, base, target)
+    captured = capture(model, example_input, () if shared is None else shared.places)
+    made, rows, dense_bytes, any_batch = _build(captured, shared, dense, float16)
+    written = _serialized(made)
+    others = None if shared is None else {shared.location: shared.content}
+    difference, largest = compare(written, captured, any_batch, others) if check else (None, None)
     if difference is not None and largest is not None and not float16:
         check_difference(difference, largest)
-    write_atomically(target, lambda path: path.write_bytes(content))
-    sizes = len(content), dense_bytes, OPSET, IR_VERSION
-    return ExportReport(target, *sizes, any_batch, rows, difference, largest)
+    if shared is not None and shared.is_new:
+        write_atomically(shared.file, lambda path: path.write_bytes(shared.content))
+    write_atomically(target, lambda path: path.write_bytes(written))
+    sizes = len(written), dense_bytes, OPSET, IR_VERSION
+    return ExportReport(target, *sizes, any_batch, rows, difference, largest, *_files(shared))
+
+
+def _files(base: Base | None) -> tuple[Path | None, int]:
+    return (None, 0) if base is None else (base.file, len(base.content))
 
 
 def _target(file: str | os.PathLike[str]) -> Path:
     """Return the path of the file; raise OSError where it cannot be written, before anything is computed."""
+    if not isinstance(file, str | os.PathLike):
+        call = "export_onnx(model, file, example_input)"
+        raise TypeError(f"{call} takes the path of a file second, not an object of type {type(file).__name__}")
     path = Path(file)
     if path.is_dir():
         raise IsADirectoryError(f"{str(path)!r} is a folder; name a file, such as {str(path / 'network.onnx')!r}")
@@ -81,52 +100,36 @@ def _target(file: str | os.PathLike[str]) -> Path:
     return path
 
 
-def _build(captured: Captured, dense: bool, float16: bool) -> tuple[Any, list[WeightRow], int, bool]:
+def _build(captured: Captured, base: Base | None, dense: bool, float16: bool) -> tuple[Any, list[WeightRow], int, bool]:
     """Return the model of ONNX, how its weights are stored, the bytes of the dense model, and if any batch will do."""
     graph = Graph(captured.model)
-    inputs = len(graph.inputs) - len(captured.layers)
-    weights = {value.name: layer for value, layer in zip(graph.inputs[inputs:], captured.layers.items(), strict=True)}
+    names = [*captured.weights, *captured.shared]
+    inputs = len(graph.inputs) - len(names)
+    values = {value.name: name for value, name in zip(graph.inputs[inputs:], names, strict=True)}
     graph.inputs = graph.inputs[:inputs]
+    weights, places = captured.weights | _tuned(base), {} if base is None else base.places
+    graph.metadata = {} if base is None else {FINGERPRINT: base.fingerprint}
     any_batch = _rename(graph, captured.input_names)
-    factors = fold_batchnorm(graph, set(weights))
-    dense_bytes = _dense_bytes(graph, [layer for _, layer in weights.values()])
-    rows = []
-    for weight, (name, layer) in weights.items():
-        content, why_dense = _weight(layer, factors.get(weight), dense, float16)
-        graph.replace(weight, graph.write(content))
-        rows.append(WeightRow(name, offset_name(layer.offset), layer.nnz, why_dense))
+    factors = fold_batchnorm(graph, {value for value, name in values.items() if name in weights})
+    sizes = [weights[n].size if n in weights else math.prod(places[n].shape) for n in names]
+    dense_bytes, rows = _dense_bytes(graph, sizes), list[WeightRow]()
+    for value, name in values.items():
+        if name in weights:
+            stored, own = content(weights[name], factors.get(value), dense, float16)
+            graph.replace(value, graph.write(stored))
+            rows += own
+        else:
+            graph.replace(value, graph.write(places[name]))
     if float16:
         _halve(graph)
     return graph.model(), rows, dense_bytes, any_batch
 
 
-def _weight(layer: DpsLayer, factor: Array | None, dense: bool, float16: bool) -> tuple[Call | Array, str | None]:
-    """Return the recipe or the numbers of a layer's weight, and why it is not the recipe.
-
-    factor: what its rows are multiplied by, if it is not 1.
-    """
-    shape = layer.geometry.weight_shape
-    per_row = np.ones(1) if factor is None else factor
-    try:
-        if dense:
-            raise NoRecipe("dense weights were asked for")
-        offset = None if layer.offset is None else offset_recipe(layer.offset)
-    except NoRecipe as error:
-        weight = layer.dense_weight().detach().cpu().double().numpy()
-        return (weight * per_row.reshape(-1, *[1] * (len(shape) - 1))).astype(np.float32), str(error)
-    positions = layer.support.positions.cpu().numpy().astype(np.int64)
-    rows = positions // math.prod(shape[1:]) if factor is not None else 0
-    alpha = 0.0 if layer.alpha is None else layer.alpha.item()
-    kind = np.float16 if float16 else np.float32
-    values = (layer.values.detach().cpu().double().numpy() * per_row[rows]).astype(np.float32)
-    return weight_recipe(shape, offset, _narrow(alpha * per_row, kind), positions, _narrow(values, kind)), None
-
-
-def _narrow(array: Array, kind: type[np.floating[Any]]) -> Array:
-    """Return the array in a narrower type, or in float32 where its numbers are too large for that."""
-    with np.errstate(over="ignore"):
-        narrow = array.astype(kind)
-    return narrow if np.isfinite(narrow).all() else array.astype(np.float32)
+def _tuned(base: Base | None) -> dict[str, Weight]:
+    """Return the fine-tuned weights by their names in the plain network."""
+    if base is None:
+        return {}
+    return {key: Weight({name: part}, base.places[key]) for key, (name, part) in base.parts.items()}
 
 
 # --- the whole file -------------------------------------------------------------------------------------------------
@@ -150,9 +153,9 @@ def _rename(graph: Graph, inputs: list[str]) -> bool:
     return all(axis.dim_param for axis in axes)
 
 
-def _dense_bytes(graph: Graph, layers: list[DpsLayer]) -> int:
-    """Return the bytes of the same file with dense weights of float32."""
-    weights = sum(4 * math.prod(layer.geometry.weight_shape) + 20 for layer in layers)  # 20: name, type and shape
+def _dense_bytes(graph: Graph, sizes: list[int]) -> int:
+    """Return the bytes of the same file with dense weights of these sizes in float32."""
+    weights = sum(4 * size + 20 for size in sizes)  # 20: name, type and shape
     return weights + int(copy.deepcopy(graph).model().ByteSize())
 
 
@@ -160,9 +163,9 @@ def _halve(graph: Graph) -> None:
     """Store the numbers that other nodes take in 16 bits, where that is shorter; a Cast widens them again."""
     for name, array in list(graph.arrays.items()):
         if array.dtype == np.float32 and array.nbytes > 100:  # a Cast takes about 40 bytes
-            narrow = _narrow(array, np.float16)
-            if narrow.dtype == np.float16:
-                graph.replace(name, graph.write(Call("!Cast", (narrow,), {"to": FLOAT})))
+            half = narrow(array, np.float16)
+            if half.dtype == np.float16:
+                graph.replace(name, graph.write(Call("!Cast", (half,), {"to": FLOAT})))
 
 
 def _serialized(made: Any) -> bytes:
@@ -171,6 +174,21 @@ def _serialized(made: Any) -> bytes:
 
     if made.ByteSize() > LARGEST:
         raise ValueError(f"an ONNX file holds at most 2 GB, and this one would have {made.ByteSize():,} bytes")
-    checker.check_model(made, full_check=True)  # infers all shapes, too
+    checker.check_model(_alone(made), full_check=True)  # infers all shapes, too
     content: bytes = made.SerializeToString()
     return content
+
+
+def _alone(made: Any) -> Any:
+    """Return a model that takes as inputs what it has in another file, because the checker would look for the file."""
+    from onnx import TensorProto, helper
+
+    elsewhere = [t for t in made.graph.initializer if t.data_location == TensorProto.EXTERNAL]
+    if not elsewhere:
+        return made
+    alone = copy.deepcopy(made)
+    alone.graph.input.extend(helper.make_tensor_value_info(t.name, FLOAT, list(t.dims)) for t in elsewhere)
+    kept = [t for t in made.graph.initializer if t.data_location != TensorProto.EXTERNAL]
+    alone.graph.ClearField("initializer")
+    alone.graph.initializer.extend(kept)
+    return alone

@@ -23,8 +23,18 @@ class Call:
     """A call of an ONNX function or operator with one result."""
 
     function: str
-    inputs: "tuple[Call | Array, ...]" = ()
+    inputs: "tuple[Call | Array | Stored, ...]" = ()
     attributes: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Stored:
+    """A tensor of float32 in another file, which lies beside the ONNX file or below."""
+
+    shape: tuple[int, ...]
+    file: str  # its path from the folder of the ONNX file, with slashes
+    offset: int
+    length: int
 
 
 class NoRecipe(ValueError):  # noqa: N818
@@ -62,7 +72,7 @@ def _slots(offset: PatchOffset) -> dict[str, int]:
 def _waves(form: Waves, columns: Call) -> Call:
     """Return norm_k (cosine cos A + sine sin A) as norm_k r cos(A - phase)."""
     norms = form.norm * math.hypot(form.cosine, form.sine)
-    usual = float(np.median(norms))
+    usual = float(np.sort(norms)[len(norms) // 2])  # of two norms one of them, not their mean
     odd = np.flatnonzero(~np.isclose(norms, usual, rtol=1e-9, atol=0))
     if len(odd) > 1:
         raise NoRecipe("the rows of its transform have more than two norms")

@@ -29,12 +29,16 @@ class ExportReport:
     weights: list[WeightRow]
     difference: float | None = None  # the largest one between the outputs of ONNX Runtime and of torch; None: unchecked
     largest: float | None = None  # the largest absolute value of torch's outputs
+    base: Path | None = None  # the file of W0 to which this file refers
+    base_bytes: int = 0
 
     def __str__(self) -> str:
         share = percent(self.bytes / self.dense_bytes)
         recipes = sum(row.why_dense is None for row in self.weights)
         lines = [f"{self.file}: {self.bytes:,} bytes, with dense weights {self.dense_bytes:,} ({share})"]
         lines.append(f"opset {self.opset}, IR version {self.ir_version}, {self._batch()}")
+        if self.base is not None:
+            lines.append(f"refers to {self.base}: {self.base_bytes:,} bytes, for all tasks of the same base")
         lines.append(f"weights stored as recipes: {recipes} of {len(self.weights)}")
         lines += [
             f"  {row.name or '(itself)'} is stored densely: {row.why_dense}" for row in self.weights if row.why_dense

@@ -18,6 +18,8 @@ from dctps.core.offsets import PRETRAINED, Offset, OffsetLike, resolve
 from dctps.core.support import Support, derive_seed
 from dctps.nn.alphas import AlphaLike, choose_alphas
 from dctps.nn.batchnorm import SparseBatchNorm, prunable_norms
+from dctps.nn.buildable import Block, attach_blocks, block_offset, buildable, built_weights, check_whole, make_part
+from dctps.nn.built_layer import BuiltLayer, BuiltPart, detach_built
 from dctps.nn.dps_layer import DpsLayer
 from dctps.nn.finetune import attach, before, make_parts, merge, tuning_targets
 from dctps.nn.foreign import check_adapters, check_device, check_network, mark_config, warn_of_loss
@@ -56,6 +58,7 @@ def sparsify(
     train: str | Iterable[str] = (),
     backend: str = AUTO,
     adapters: bool = False,
+    all_kinds: bool = False,
     device: torch.device | str | None = None,
 ) -> nn.Module:
     """Replace the linear layers and convolutions of `model`, in place, by W = alpha D + S, and return the model.
@@ -82,48 +85,51 @@ def sparsify(
         ("classifier", "*.bias"), and "norms" for all normalisation layers. Everything else is frozen.
     adapters: whether to convert the layers of peft's adapters, too. By default they are an error, because an adapter
         must start at zero.
+    all_kinds: whether other layers are converted, too: attention, transposed convolutions, recurrent cells, subclasses,
+        and all whose forward method reads `self.weight` (docs/offsets.md). They stay the objects that they are, and
+        build alpha D + S in each forward pass.
     device: the device to which the whole network moves; by default it stays where it is, and meta tensors become real
         ones on the CPU.
     """
     _check_request(model, density, supports)
     check_device(device)
+    chosen = _Choice(density, supports, allocation, seed)
     if offset == PRETRAINED:
         _check_scale(alpha)
-        chosen = _Choice(density, supports, allocation, seed)
         result = _fine_tune(model, chosen, exclude, train, bool(train_alpha), backend, adapters)
         return result if device is None else result.to(device)
     if train != ():
         raise ValueError("train= says what trains beside S when the rest is frozen, so it needs offset='pretrained'")
-    layers = targets(model, exclude)
+    blocks = buildable(model) if all_kinds else {}
+    layers = targets(model, exclude, blocks=blocks)
     if not adapters:
         check_adapters(model, layers)
-    shapes = _weight_shapes(layers)
-    if supports is None:
-        assert density is not None
-        supports = _draw_supports(shapes, density, allocation, seed, "weights")
-    else:
-        _check_supports(supports, shapes)
-    offsets = {name: _bind_offset(name, offset, shapes[name]) for name in supports}
+    shapes = _weight_shapes(layers, blocks)
+    supports = _chosen_supports(chosen, shapes)
+    check_whole(blocks, supports)
+    offsets = {name: _bind_offset(name, offset, shapes[name], blocks.get(name)) for name in supports}
     replaced = {name: layers[name] for name, bound in offsets.items() if bound is not None}
     counts = {name: support.nnz for name, support in supports.items()}
     alphas = choose_alphas(alpha, model, {name: bound for name, bound in offsets.items() if bound is not None}, counts)
     target = torch.device(device or "cpu")
-    new = {}
+    new, parts = {}, {}
     for name, support in supports.items():
         options: dict[str, object] = {"offset": offsets[name], "alpha": alphas.get(name, 1.0)}
         options |= {"train_alpha": train_alpha is not False, "backend": backend, "seed": derive_seed(seed, name)}
-        new[id(layers[name])] = make_sparse_layer(name, layers[name], support, options, target)
-    copies = materialise(model, set(new), target, seed)
+        if name in blocks:
+            parts[name] = make_part(name, blocks[name], support, options, target)
+        else:
+            new[id(layers[name])] = make_sparse_layer(name, layers[name], support, options, target)
+    copies = materialise(model, set(new), target, seed, built_weights({name: blocks[name] for name in parts}))
     warn_of_loss(model, replaced, stacklevel=2)
     take_tensors(model, copies)
+    attach_blocks(blocks, parts)
     result = replace_layers(model, new)
     mark_config(result)
     if device is not None:
         result.to(target)
     mark(result)
-    if density is not None:
-        total = sum(map(math.prod, shapes.values()))
-        attach_request(result, Request(density, budget(total, density), allocation))
+    attach_request(result, _request(chosen, shapes))
     return result
 
 
@@ -160,14 +166,18 @@ def densify(model: nn.Module) -> nn.Module:
         attach_request(model, None)
         unfuse(model)
         return model
-    sparse = [m for m in model.modules() if isinstance(m, DpsLayer)]
-    if any(isinstance(m, SparsePart) for m in sparse):
-        raise ValueError("this is a part of a fine-tuned network; densify the network that was given to sparsify")
+    built = [m for m in model.modules() if isinstance(m, BuiltLayer)]
+    inside = {id(part) for layer in built for part in layer.sparse_part.values()}
+    sparse = [m for m in model.modules() if isinstance(m, DpsLayer) and id(m) not in inside]
+    if any(isinstance(m, SparsePart | BuiltPart) for m in sparse):
+        raise ValueError("this is a part of a layer; densify the network that was given to sparsify")
     new: dict[int, nn.Module] = {id(m): make_plain_layer(m) for m in sparse}
     new |= {id(m): make_plain_norm(m) for m in model.modules() if isinstance(m, SparseBatchNorm)}
     was_fused = unfuse(model)
-    if not new and not was_fused:
+    if not new and not built and not was_fused:
         raise ValueError("there is no sparse layer in this network to densify")
+    for layer in built:
+        detach_built(layer)
     result = replace_layers(model, new)
     attach_request(result, None)
     mark_config(result, sparse=False)
@@ -202,17 +212,9 @@ def _fine_tune(
     if not adapters:
         check_adapters(model, owners)
     shapes = {name: tuple(weights[name].base.shape) for name in owners}
-    density, supports, allocation, seed = choice
-    if supports is None:
-        assert density is not None
-        supports = _draw_supports(shapes, density, allocation, seed, "weights")
-    else:
-        _check_supports(supports, shapes)
+    supports = _chosen_supports(choice, shapes)
     attach(model, weights, make_parts(weights, supports, backend=backend, scaled=supports if scaled else ()), trained)
-    asked = (
-        None if density is None else Request(density, budget(sum(map(math.prod, shapes.values())), density), allocation)
-    )
-    attach_request(model, asked)
+    attach_request(model, _request(choice, shapes))
     return model
 
 
@@ -236,12 +238,16 @@ def _check_scale(alpha: AlphaLike) -> None:
 # --- the layers to convert -------------------------------------------------------------------------------------------
 
 
-def targets(model: nn.Module, exclude: Exclude, *, frozen_too: bool = False) -> dict[str, nn.Module]:
+def targets(
+    model: nn.Module, exclude: Exclude, *, frozen_too: bool = False, blocks: Mapping[str, Block] | None = None
+) -> dict[str, nn.Module]:
     """Return the layers to convert, by name; raise ValueError if there is none.
 
     frozen_too: whether layers whose weight is frozen are among them.
+    blocks: matrices in other layers that are converted, too.
     """
-    layers = _without_excluded(model, prunable(model, frozen_too=frozen_too), exclude)
+    other = {name: block.layer for name, block in (blocks or {}).items()}
+    layers = _without_excluded(model, prunable(model, frozen_too=frozen_too) | other, exclude)
     if not layers:
         reasons = "".join(f"\n  {name}: {reason}" for name, reason in left_dense(model))
         excluded = " (all are excluded)" if prunable(model) else ""
@@ -307,13 +313,33 @@ def _check_request(model: nn.Module, density: float | None, supports: Mapping[st
         )
 
 
-def _weight_shapes(layers: Mapping[str, nn.Module]) -> dict[str, tuple[int, ...]]:
-    """Return the shape of each layer's weight; raise ValueError if a weight has no entries."""
-    shapes = {name: tuple(layer.get_parameter("weight").shape) for name, layer in layers.items()}
+def _weight_shapes(layers: Mapping[str, nn.Module], blocks: Mapping[str, Block]) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each layer's weight, or matrix; raise ValueError if a weight has no entries."""
+    shapes = {
+        name: blocks[name].shape if name in blocks else tuple(layer.get_parameter("weight").shape)
+        for name, layer in layers.items()
+    }
     for name, shape in shapes.items():
         if math.prod(shape) < 1:
             raise ValueError(f"layer {name!r} has a weight of shape {shape}, which has no entries; exclude it")
     return shapes
+
+
+def _chosen_supports(choice: _Choice, shapes: Mapping[str, tuple[int, ...]]) -> Mapping[str, Support]:
+    """Return the supports that are given, or draw one for each shape."""
+    if choice.supports is not None:
+        _check_supports(choice.supports, shapes)
+        return choice.supports
+    assert choice.density is not None
+    return _draw_supports(shapes, choice.density, choice.allocation, choice.seed, "weights")
+
+
+def _request(choice: _Choice, shapes: Mapping[str, tuple[int, ...]]) -> Request | None:
+    """Return what the report says was asked for, or None where supports were given."""
+    if choice.density is None:
+        return None
+    total = sum(map(math.prod, shapes.values()))
+    return Request(choice.density, budget(total, choice.density), choice.allocation)
 
 
 def _draw_supports(
@@ -341,6 +367,6 @@ def _check_supports(supports: Mapping[str, Support], shapes: Mapping[str, tuple[
             raise ValueError(f"layer {name!r} has a weight of shape {shapes[name]}, its support is of {support.shape}")
 
 
-def _bind_offset(name: str, offset: OffsetLike, shape: tuple[int, ...]) -> Offset | None:
+def _bind_offset(name: str, offset: OffsetLike, shape: tuple[int, ...], block: Block | None) -> Offset | None:
     with errors_name_layer(name):
-        return resolve(offset, shape)
+        return resolve(offset if block is None else block_offset(offset, block), shape)

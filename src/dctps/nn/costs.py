@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from dctps.core.complexity import product_operations
+from dctps.nn.built_layer import BuiltLayer
 from dctps.nn.dps_layer import DpsLayer
 from dctps.nn.prunable import LAYERS, left_dense
 from dctps.nn.sparse_part import SparsePart
@@ -81,6 +82,7 @@ def count_ops(model: nn.Module, input_shape: Example) -> Ops:
         for module, training in modes:
             module.training = training
     other = [n for n, _ in left_dense(model) if not isinstance(model.get_submodule(n), COUNTED)]
+    other += [n for n, m in model.named_modules() if isinstance(m, BuiltLayer) and not isinstance(m, COUNTED)]
     return Ops(list(rows.values()), other)
 
 

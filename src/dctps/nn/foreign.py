@@ -65,7 +65,7 @@ def _evidence(model: nn.Module, layers: Mapping[str, nn.Module]) -> str | None:
     name = getattr(_config(model), "_name_or_path", None)
     if isinstance(name, str) and name:  # transformers' from_pretrained sets it
         return f"it comes from {name!r}"
-    if any(layer.get_parameter("weight").grad is not None for layer in layers.values()):
+    if any(p.grad is not None for layer in layers.values() for p in layer.parameters(recurse=False)):
         return "its weights have gradients"
     norms = [m.num_batches_tracked for m in model.modules() if isinstance(m, _BatchNorm)]
     if any(seen is not None and not seen.is_meta and int(seen) > 0 for seen in norms):

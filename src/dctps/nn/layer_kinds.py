@@ -30,15 +30,14 @@ from dctps.nn.sparse_part import (
 )
 from dctps.ops.weight import is_eager
 
+TABLE = "a table that is looked up, not a matrix that is multiplied"
 Options = dict[str, Any]  # backend, device and dtype
 MakePart = Callable[[nn.Module, str, Support, Options], SparsePart]  # layer, name of the weight, support, options
 
 
 def part_of_weight(layer: nn.Module, name: str, support: Support, options: Options) -> SparsePart:
-    """Return S for any layer; of a weight of more than two axes, its geometry says the shape and nothing else."""
-    ones = (1,) * (len(support.shape) - 2)
-    geometry = Geometry(support.shape, ones, tuple(0 for _ in ones), ones)
-    return PartOfWeight(geometry, support=support, **options)
+    """Return S for any layer."""
+    return PartOfWeight(Geometry.of_shape(support.shape), support=support, **options)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +52,9 @@ class LayerKind:
     guarded: whether `self.<name>` refuses changes, which would be lost. torch's attention has a fast path for plain
         tensors alone.
     why_not: returns why a layer cannot be fine-tuned, or None where it can.
+    blocks: returns the names of the matrices that are stacked in a weight, given the layer and the name of the weight.
+        Each has a transform of its own where weights are built as alpha D + S.
+    why_no_transform: why the weights cannot be built with a transform, or None where they can.
     """
 
     weights: tuple[str, ...] = ("weight",)
@@ -60,6 +62,8 @@ class LayerKind:
     part: MakePart = part_of_weight
     guarded: bool = True
     why_not: Callable[[nn.Module], str | None] = lambda layer: None
+    blocks: Callable[[Any, str], tuple[str, ...]] = lambda layer, weight: (weight,)
+    why_no_transform: str | None = None
 
 
 def kind_of(layer: nn.Module) -> LayerKind | None:
@@ -163,6 +167,15 @@ def _why_not_recurrent(layer: nn.Module) -> str:
     return "recurrent weights, read directly by torch's fused kernels; W0 + S would be copied for them in each pass"
 
 
+def _projections(layer: nn.Module, weight: str) -> tuple[str, ...]:
+    return ("q_proj_weight", "k_proj_weight", "v_proj_weight") if weight == "in_proj_weight" else (weight,)
+
+
+def _gates(layer: nn.RNNCellBase, weight: str) -> tuple[str, ...]:
+    count = len(layer.get_parameter(weight)) // layer.hidden_size
+    return (weight,) if count == 1 else tuple(f"{weight}_{gate}" for gate in range(count))
+
+
 LAYER_KINDS: dict[type[nn.Module] | str, LayerKind] = {  # a class, or the full name of one that need not be installed
     nn.Linear: LayerKind(forward=_linear, part=_part_of_linear),
     nn.Conv1d: LayerKind(forward=_convolution, part=_part_of_convolution),
@@ -171,15 +184,16 @@ LAYER_KINDS: dict[type[nn.Module] | str, LayerKind] = {  # a class, or the full 
     nn.ConvTranspose1d: LayerKind(forward=_transposed, part=_part_of_transposed),
     nn.ConvTranspose2d: LayerKind(forward=_transposed, part=_part_of_transposed),
     nn.ConvTranspose3d: LayerKind(forward=_transposed, part=_part_of_transposed),
-    nn.Embedding: LayerKind(forward=_table, why_not=_why_not_table),
+    nn.Embedding: LayerKind(forward=_table, why_not=_why_not_table, why_no_transform=TABLE),
+    nn.EmbeddingBag: LayerKind(why_no_transform=TABLE),
     nn.Bilinear: LayerKind(),
     nn.LayerNorm: LayerKind(()),
     nn.MultiheadAttention: LayerKind(
-        ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight"), guarded=False
+        ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight"), guarded=False, blocks=_projections
     ),
     NonDynamicallyQuantizableLinear: LayerKind(guarded=False),  # the projection behind torch's attention
     nn.RNNBase: LayerKind((), why_not=_why_not_recurrent),
-    nn.RNNCellBase: LayerKind(("weight_ih", "weight_hh")),
+    nn.RNNCellBase: LayerKind(("weight_ih", "weight_hh"), blocks=_gates),
     "transformers.pytorch_utils.Conv1D": LayerKind(forward=_stored_transposed),
 }
 """How layers are fine-tuned, by their class or its full name; an entry makes layers of your own tunable."""

@@ -5,18 +5,21 @@ and convolutions have values of their own; all other modules get theirs here.
 """
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 
 import torch
 from torch import nn
 
 
-def materialise(model: nn.Module, converted: set[int], device: torch.device, seed: int) -> dict[int, nn.Module]:
+def materialise(
+    model: nn.Module, converted: set[int], device: torch.device, seed: int, built: Mapping[int, Container[str]]
+) -> dict[int, nn.Module]:
     """Return an initialised copy on `device` of each module that has meta tensors and is not converted, by module id.
 
     Raise ValueError if a module has no `reset_parameters()` that initialises all of its tensors.
 
     converted: the ids of the modules that are converted.
+    built: the names of the weights that parts will build, by the id of their module; they need no values.
     """
     copies: dict[int, nn.Module] = {}
     made: dict[int, nn.Parameter | None] = {}  # by id of the meta parameter: a tied parameter is made once
@@ -24,7 +27,8 @@ def materialise(model: nn.Module, converted: set[int], device: torch.device, see
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         for name, module in model.named_modules():
-            meta = [key for key, tensor in _direct_tensors(module).items() if tensor.is_meta]
+            other = built.get(id(module), ())
+            meta = [key for key, tensor in _direct_tensors(module).items() if tensor.is_meta and key not in other]
             if meta and id(module) not in converted:
                 copies[id(module)], unset = _real_copy(name, module, meta, device, made)
                 uninitialised += [f"{name}.{key}" if name else key for key in unset]

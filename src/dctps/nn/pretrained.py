@@ -10,7 +10,7 @@ themselves; a program that only loads a folder imports it first:
     model = AutoModelForSequenceClassification.from_pretrained(folder)
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,7 +20,10 @@ from transformers.quantizers.auto import register_quantization_config, register_
 from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
+from dctps.core.support import Support
 from dctps.nn import identity
+from dctps.nn.buildable import attach_saved
+from dctps.nn.built_layer import BuiltLayer, BuiltPart
 from dctps.nn.foreign import MARK, mark_config
 from dctps.nn.fuse import mark
 from dctps.nn.prunable import LAYERS
@@ -45,9 +48,12 @@ class DctpsQuantizer(HfQuantizer):
     def _process_model_before_weight_loading(self, model: nn.Module, **options: Any) -> None:
         """Make those layers sparse that are so in the files; their state is loaded afterwards."""
         new = {}
-        for name, state in _identities(options.get("checkpoint_files") or []).items():
+        found = {n: identity.decode(s) for n, s in _identities(options.get("checkpoint_files") or []).items()}
+        _attach_parts(model, found)
+        for name, (support, offset) in found.items():
             layer = _find(model, name)
-            support, offset = identity.decode(state)
+            if isinstance(layer, BuiltPart):
+                continue
             sparse = make_sparse_layer(name, layer, support, {"offset": offset}, torch.device("cpu"))
             new[id(layer)] = sparse.to("meta") if layer.get_parameter("weight").is_meta else sparse
         replace_layers(model, new)
@@ -70,6 +76,15 @@ class DctpsQuantizer(HfQuantizer):
         return True
 
 
+def _attach_parts(model: nn.Module, found: Mapping[str, tuple[Support, str | None]]) -> None:
+    """Let those layers read built weights that do so in the files."""
+    on_meta = any(parameter.is_meta for parameter in model.parameters())
+    attach_saved(model, {name: (support, {"offset": offset}) for name, (support, offset) in found.items()})
+    for layer in model.modules():
+        if isinstance(layer, BuiltLayer):
+            layer.sparse_part.to("meta" if on_meta else None)
+
+
 def _identities(files: Sequence[str]) -> dict[str, Tensor]:
     """Return the identities of the sparse layers in the files of a folder, by layer name."""
     found = dict[str, Tensor]()
@@ -86,7 +101,7 @@ def _find(model: nn.Module, name: str) -> nn.Module:
         layer = model.get_submodule(name)
     except AttributeError:
         raise ValueError(f"the files hold a sparse layer {name!r}, which this network does not have") from None
-    if type(layer) not in LAYERS:
+    if type(layer) not in LAYERS and not isinstance(layer, BuiltPart):
         kind = type(layer).__name__
         raise ValueError(f"the layer {name!r} is sparse in the files, but a {kind} in this network")
     return layer

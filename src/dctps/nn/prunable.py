@@ -7,8 +7,10 @@ from typing import NamedTuple
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import ParametrizationList
 
+from dctps.nn.built_layer import BuiltLayer
 from dctps.nn.dps_layer import DpsLayer
 from dctps.nn.fine_tuned import FineTuned
+from dctps.nn.layer_kinds import TABLE
 from dctps.nn.layers import DpsConv1d, DpsConv2d, DpsConv3d, DpsLinear
 
 LAYERS: dict[type[nn.Module], type[DpsLayer]] = {  # the layers of torch, and their sparse versions
@@ -18,13 +20,14 @@ LAYERS: dict[type[nn.Module], type[DpsLayer]] = {  # the layers of torch, and th
     nn.Conv3d: DpsConv3d,
 }
 
+_ASKED = "all_kinds=True converts it"
 _FROZEN = "frozen (requires_grad is False)"
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _REASONS: list[tuple[tuple[type[nn.Module], ...], str]] = [
-    (_TRANSPOSED, "a transposed convolution; only linear layers and convolutions are converted"),
-    ((nn.Embedding, nn.EmbeddingBag), "a table that is looked up, not a matrix that is multiplied"),
+    (_TRANSPOSED, f"a transposed convolution ({_ASKED})"),
+    ((nn.Embedding, nn.EmbeddingBag), TABLE),
     ((nn.RNNBase, nn.RNNCellBase), "recurrent weights, read directly by torch's fused kernels"),
-    ((nn.MultiheadAttention,), "fused projections, read directly by torch's attention"),
+    ((nn.MultiheadAttention,), f"fused projections, read directly by torch's attention ({_ASKED})"),
 ]
 
 
@@ -57,16 +60,16 @@ def _weighted(model: nn.Module) -> Iterator[tuple[str, nn.Module, str | None]]:
 
     The reason is None where the module can be converted.
     """
-    owners = _owners(model)
+    owners = owners_of(model)
     read_directly = {id(m.out_proj) for m in model.modules() if isinstance(m, nn.MultiheadAttention)}
     for name, module in model.named_modules():
         matrices = [p for p in module.parameters(recurse=False) if nn.parameter.is_lazy(p) or p.dim() >= 2]
-        if isinstance(module, DpsLayer | FineTuned | ParametrizationList) or not (
+        if isinstance(module, DpsLayer | FineTuned | BuiltLayer | ParametrizationList) or not (
             matrices or isinstance(module, tuple(LAYERS))
         ):
             continue
         if id(module) in read_directly:
-            yield name, module, "the output projection that torch's attention reads directly"
+            yield name, module, f"the output projection that torch's attention reads directly ({_ASKED})"
         else:
             yield name, module, _why_not(name, module, owners)
 
@@ -98,11 +101,11 @@ def _why_not_type(module: nn.Module) -> str:
     kind = type(module).__name__
     parents = [base.__name__ for base in LAYERS if isinstance(module, base)]
     if parents:
-        return f"{kind}, a subclass of {parents[0]} that may compute something else"
+        return f"{kind}, a subclass of {parents[0]} that may compute something else ({_ASKED})"
     return f"{kind} is not a linear layer or a convolution of torch.nn"
 
 
-def _owners(model: nn.Module) -> dict[int, list[str]]:
+def owners_of(model: nn.Module) -> dict[int, list[str]]:
     """Return, by the id of each parameter, the names under which modules hold it; a module used twice counts once."""
     owners: dict[int, list[str]] = collections.defaultdict(list)
     for name, module in model.named_modules():

@@ -9,6 +9,7 @@ from torch import nn
 from dctps.base.words import percent
 from dctps.core.offsets import PRETRAINED, offset_name
 from dctps.nn.batchnorm import SparseBatchNorm
+from dctps.nn.built_layer import built_parts
 from dctps.nn.dps_layer import DpsLayer
 from dctps.nn.fine_tuned import tuned_weights
 from dctps.nn.fuse import Fused, LeftUnfused, fused_layers, left_unfused, why_slow
@@ -155,7 +156,9 @@ class Report:
 
 def report(model: nn.Module) -> Report:
     """Return the report of a network, or of a single layer."""
-    sparse = {name: m for name, m in model.named_modules() if isinstance(m, DpsLayer) and not isinstance(m, SparsePart)}
+    names = {id(part): name for name, part in built_parts(model)}
+    layers = [(path, m) for path, m in model.named_modules() if isinstance(m, DpsLayer)]
+    sparse = {names.get(id(m), path): m for path, m in layers if not isinstance(m, SparsePart)}
     rows = [_row(name, layer, offset_name(layer.offset)) for name, layer in sparse.items()]
     tuned = tuned_weights(model)
     rows += [_row(name, weight.part, PRETRAINED) for name, weight in tuned.items()]
