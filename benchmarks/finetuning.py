@@ -10,8 +10,9 @@ results/bench-finetuning-<network>.csv one by one; a row that is there is not ma
 
 rate   a training of a quarter of an epoch with one learning rate, and its accuracy on the validation examples
 seed   a training with the learning rate that was best there; the test examples are looked at once, at its end
-times  a training step: median time, all methods in turn; the largest memory that it holds beside the network; the bytes
-       of gradients and of the optimiser's state
+times  a training step: median time and processor time, all methods in turn; the largest memory that it holds beside the
+       network; the bytes of gradients and of the optimiser's state. On a busy machine, the processor time of one thread
+       (--threads 1) says more than the time.
 """
 
 import argparse
@@ -45,7 +46,18 @@ FIELDS = [
     "trainable",
     "adapter_bytes",
 ]
-FIELDS += ["gradient_and_state_bytes", "peak_bytes", "step_ms", "steps", "seconds", "cpu", "torch", "commit"]
+FIELDS += [
+    "gradient_and_state_bytes",
+    "peak_bytes",
+    "step_ms",
+    "step_cpu_ms",
+    "threads",
+    "steps",
+    "seconds",
+    "cpu",
+    "torch",
+    "commit",
+]
 RATE_EPOCHS = 0.25
 Row = dict[str, Any]
 
@@ -214,16 +226,17 @@ def peak_memory(step: Callable[[], None]) -> int:
 def measure(task: Task, table: Table, chosen: list[Case], repeats: int) -> None:
     """Write the rows of times and memory; in each round all methods take one step."""
     steps = [stepper(task, case) for case in chosen]
-    times: list[list[float]] = [[] for _ in chosen]
+    times: list[list[tuple[float, float]]] = [[] for _ in chosen]
     for number in range(repeats + 2):
         for (step, _), found in zip(steps, times, strict=True):
-            start = time.perf_counter()
+            start = time.perf_counter(), time.process_time()
             step(number)
-            found.append(1e3 * (time.perf_counter() - start))
+            found.append((time.perf_counter() - start[0], time.process_time() - start[1]))
     for case, (step, held), found in zip(chosen, steps, times, strict=True):
-        median = round(statistics.median(found[2:]), 1)
-        state, peak = held(), peak_memory(lambda step=step: step(0))
-        table.add("times", case, gradient_and_state_bytes=state, peak_bytes=peak, step_ms=median, steps=repeats)
+        wall, processor = (round(1e3 * statistics.median(column), 1) for column in zip(*found[2:], strict=True))
+        values = {"gradient_and_state_bytes": held(), "peak_bytes": peak_memory(lambda step=step: step(0))}
+        values |= {"step_ms": wall, "step_cpu_ms": processor, "threads": torch.get_num_threads(), "steps": repeats}
+        table.add("times", case, **values)
 
 
 # --- the table --------------------------------------------------------------------------------------------------------
@@ -236,15 +249,17 @@ HEADER = (
 def lines(task: Task, table: Table) -> Iterator[str]:
     """The table as Markdown; a dash is what was not measured yet."""
     yield HEADER
-    yield "|---|---|--:|--:|--:|--:|--:|--:|--:|"
+    yield "|---|---|--:|--:|--:|--:|--:|--:|--:|--:|"
     for case in cases(task):
         seeds, times = table.find("seed", case), table.find("times", case)
         found = [100 * float(row["test_accuracy"]) for row in seeds]
         spread = f" ± {statistics.stdev(found):.1f}" if len(found) > 1 else ""
         cells = [str(len(found)), f"{statistics.mean(found):.1f}{spread} %" if found else "-"]
         cells += [f"{int(seeds[0][key]):,}" if seeds else "-" for key in ("trainable", "adapter_bytes")]
-        cells += [f"{int(times[0][key]) / 1e6:.2f} MB" if times else "-" for key in FIELDS[9:11]]
-        cells += [f"{float(times[0]['step_ms']):.0f} ms" if times else "-"]
+        cells += [
+            f"{int(times[0][key]) / 1e6:.2f} MB" if times else "-" for key in ("gradient_and_state_bytes", "peak_bytes")
+        ]
+        cells += [f"{float(times[0][key]):.0f} ms" if times else "-" for key in ("step_ms", "step_cpu_ms")]
         yield f"| {' | '.join([*case.key, *cells])} |"
 
 
@@ -254,6 +269,7 @@ def main() -> None:
     parser.add_argument("--root", type=Path, required=True, help="the folder of the data")
     parser.add_argument("--times", action="store_true", help="measure times and memory instead of accuracy")
     parser.add_argument("--repeats", type=int, default=11, help="steps of each method whose times are taken")
+    parser.add_argument("--threads", type=int, help="threads of torch; by default its own choice")
     parser.add_argument("--epochs", type=float, help="epochs of a training")
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--budgets", nargs="+", help="those of these names alone, as '1 %%'")
@@ -261,6 +277,7 @@ def main() -> None:
     parser.add_argument("--table", action="store_true", help="print the table of what is there, and nothing else")
     options = parser.parse_args()
     torch.set_flush_denormal(True)
+    torch.set_num_threads(options.threads or torch.get_num_threads())
     task = TASKS[options.network](options.root)
     table, chosen = Table(task), [case for case in cases(task) if case.method in options.methods]
     if options.budgets:

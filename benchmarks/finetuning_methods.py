@@ -65,7 +65,7 @@ def _peft(kind: str) -> Callable[[Task, Budget | None, int], Prepared]:
             config = peft.LoraConfig(**shared, lora_alpha=2 * budget.rank)
         else:
             config = peft.ShiraConfig(**shared, random_seed=seed)
-        net = peft.get_peft_model(task.network(), config)
+        net = peft.get_peft_model(_with_plain_pointwise(task.network()), config)
 
         def save(folder: Path) -> int:
             net.save_pretrained(folder)
@@ -74,6 +74,20 @@ def _peft(kind: str) -> Callable[[Task, Budget | None, int], Prepared]:
         return Prepared(net, save)
 
     return prepare
+
+
+def _with_plain_pointwise(net: nn.Module) -> nn.Module:
+    """Return the network with 1x1 convolutions of torch's class in place of those of a subclass; they are the same.
+
+    peft makes the layers of an adapter by the class of the layer, and some classes take further arguments.
+    """
+    for path, layer in list(net.named_modules()):
+        if isinstance(layer, nn.Conv2d) and type(layer) is not nn.Conv2d and layer.kernel_size == (1, 1):
+            plain = nn.Conv2d(layer.in_channels, layer.out_channels, 1, bias=layer.bias is not None)
+            plain.load_state_dict(layer.state_dict())
+            parent, _, name = path.rpartition(".")
+            setattr(net.get_submodule(parent), name, plain)
+    return net
 
 
 def _ours(places: str) -> Callable[[Task, Budget | None, int], Prepared]:
