@@ -282,8 +282,8 @@ def _accuracies(table: Table, case: Case) -> list[str]:
 def _costs(table: Table, case: Case) -> list[str]:
     sizes, times = table.find("size", case), table.find("times", case)
     cells = [f"{int(sizes[0][key]):,}" if sizes else "-" for key in ("trainable", "adapter_bytes")]
-    for key in ("gradient_and_state_bytes", "peak_bytes"):
-        cells.append(f"{int(times[0][key]) / 1e6:.2f} MB" if times else "-")
+    memory = ("gradient_and_state_bytes", "peak_bytes")
+    cells += [f"{int(times[0][key]) / 1e6:.2f} MB" if times else "-" for key in memory]
     return cells + [f"{float(times[0][key]):.0f} ms" if times else "-" for key in ("step_ms", "step_cpu_ms")]
 
 
