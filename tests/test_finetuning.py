@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import dctps
 from dctps import LAYER_KINDS, LayerKind, Support
 from dctps.nn.fine_tuned import FineTuned, tuned_weights
+from dctps.ops import native
 from helpers.finetuning import KINDS, Head, by_definition, gradients_of, shaken
 from helpers.networks import assert_unchanged, cnn, snapshot
 from helpers.tolerances import assert_close
@@ -168,6 +169,48 @@ def test_a_linear_layer_allocates_nothing_of_the_size_of_its_weight(dtype, backe
     assert 0 < sizes.largest <= activation
     reading = largest_allocation(lambda: layer.weight)  # reading the weight builds it, and the measurement sees that
     assert reading >= layer._parameters["weight"].nbytes
+
+
+def products(step):
+    """How many matrix products torch computes in a step."""
+    with torch.profiler.profile() as profiler:
+        step()
+    return sum(event.name in ("aten::mm", "aten::addmm", "aten::addmm_") for event in profiler.events())
+
+
+@pytest.mark.skipif(native.kernels is None, reason=native.WHY_NOT)
+def test_a_frozen_linear_layer_computes_one_product_forwards_and_one_backwards_only_where_x_wants_a_gradient():
+    layer, x = nn.Linear(40, 30), torch.randn(2, 5, 40)
+    dctps.sparsify(layer, 0.1, **PRETRAINED, train="bias", backend="native")
+    assert products(lambda: layer(x).sum().backward()) == 1
+    x.requires_grad_()
+    assert products(lambda: layer(x).sum().backward()) == 2
+
+
+@pytest.mark.parametrize("apart", ["a hook", "an observer", "a scale", "W0 trains"])
+def test_a_linear_layer_that_is_watched_or_more_than_frozen_gives_the_same_apart(apart):
+    torch.manual_seed(0)
+    layer, x = nn.Linear(7, 6).double(), torch.randn(2, 3, 7, dtype=torch.float64)
+    dctps.sparsify(layer, 0.4, **PRETRAINED, train="bias")
+    layer = shaken(nn.Sequential(layer))[0]
+    twin, seen = copy.deepcopy(layer), []
+    part = twin.sparse_part["weight"]
+    if apart == "a hook":
+        part.register_forward_hook(lambda module, inputs, output: seen.append(output))
+    elif apart == "an observer":
+        part.observer = lambda x, y: seen.append(y) or y
+    elif apart == "a scale":
+        part.scale_base()
+    else:
+        twin._parameters["weight"].requires_grad_()
+    y, gradients = gradients_of(nn.Sequential(layer), x)
+    other_y, others = gradients_of(nn.Sequential(twin), x)
+    assert_close(other_y, y)
+    for name, gradient in gradients.items():
+        assert_close(others[name], gradient)
+    assert len(seen) == (apart in ("a hook", "an observer"))
+    assert ((w0 := twin._parameters["weight"].grad) is not None) == (apart == "W0 trains")
+    assert w0 is None or w0.abs().sum() > 0
 
 
 def test_gradients_and_optimiser_state_are_of_the_size_of_what_trains():

@@ -138,6 +138,51 @@ def test_rigl_grows_where_the_dense_gradient_is_largest():
     assert sorted(grown) == sorted(best)
 
 
+@pytest.mark.parametrize("method", [dctps.RigL, dctps.SET])
+@pytest.mark.parametrize("with_closure", [False, True])
+def test_an_optimiser_whose_steps_were_taken_over_does_what_the_rewiring_does(method, with_closure):
+    torch.manual_seed(0)
+    nets = [dctps.sparsify(cnn(), 0.05, offset="pretrained")]
+    nets.append(copy.deepcopy(nets[0]))
+    optimizers = [torch.optim.Adam([p for p in net.parameters() if p.requires_grad], 1e-2) for net in nets]
+    options = {"stop": 20, "every": 4, "drop_fraction": 0.5}
+    rewire, other = (method(net, optimizer, **options) for net, optimizer in zip(nets, optimizers, strict=True))
+    assert other.take_over() is other
+    schedules = [torch.optim.lr_scheduler.StepLR(optimizer, 5) for optimizer in optimizers]
+    for x, labels in image_batches() * 5:
+        for net, stepper, schedule in zip(nets, (rewire, optimizers[1]), schedules, strict=True):
+
+            def closure(net=net, stepper=stepper, x=x, labels=labels):
+                stepper.zero_grad()
+                loss = F.cross_entropy(net(x), labels)
+                loss.backward()
+                return loss
+
+            stepper.step(closure) if with_closure else (closure(), stepper.step())
+            schedule.step()
+    assert places_of(nets[0]) == places_of(nets[1])
+    assert other.updates == rewire.updates == 2
+    for a, b in zip(nets[0].parameters(), nets[1].parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_only_one_rewiring_takes_over_an_optimiser_and_its_state_goes_with_it():
+    net = dctps.sparsify(cnn(), 0.05, offset="pretrained")
+    optimizer = torch.optim.Adam([p for p in net.parameters() if p.requires_grad], 1e-2)
+    plain = optimizer.state_dict()
+    rewire = dctps.SET(net, optimizer, stop=20, every=4).take_over()
+    with pytest.raises(RuntimeError, match="already"):
+        rewire.take_over()
+    with pytest.raises(RuntimeError, match="another rewiring"):
+        dctps.SET(net, optimizer, stop=20, every=4).take_over()
+    with pytest.raises(ValueError, match="without that of a rewiring"):
+        optimizer.load_state_dict(plain)
+    state = optimizer.state_dict()
+    state["rewiring"]["iteration"] = 3
+    optimizer.load_state_dict(state)
+    assert rewire.iteration == 3
+
+
 @pytest.mark.parametrize("kind", ["Embedding", "packed attention", "ConvTranspose2d", "a tied weight"])
 def test_rigl_refuses_weights_that_do_not_show_their_gradient_and_set_moves_them(kind):
     layer, x = KINDS[kind](3, 4)

@@ -6,47 +6,76 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import dctps
+from dctps.nn.fine_tuned import tuned_weights
 from helpers.setups import assert_same_network, batch, library, network, required
 
 pytestmark = [required, pytest.mark.process]
+
+
+FINE_TUNING = {"density": 0.1, "offset": "pretrained", "train": "norms"}
+
+
+def rewired(net):
+    """Return an optimiser of what trains in a network; its steps move weights from time to time."""
+    optimizer = torch.optim.Adam([p for p in net.parameters() if p.requires_grad], lr=1e-2)
+    dctps.RigL(net, optimizer, stop=14, every=3, drop_fraction=0.5).take_over()
+    return optimizer
+
+
+def assert_moved(net, first):
+    """Check that weights have moved since the network was `first`, and that W0 is what it was."""
+    before, now = tuned_weights(first), tuned_weights(net)
+    assert any(not torch.equal(before[name].part.positions, now[name].part.positions) for name in now)
+    assert all(torch.equal(before[name].base, now[name].base) for name in now)
 
 
 def loader():
     return DataLoader(TensorDataset(*batch(16)), batch_size=4)
 
 
-def lightning_module(lightning):
+def lightning_module(lightning, **options):
     class Module(lightning.LightningModule):
-        """A sparse network that trains with RigL, as Lightning's users write it."""
+        """A network, as Lightning's users write it; it is sparse, or fine-tuned with RigL where there are options."""
 
         def __init__(self):
             super().__init__()
-            self.net = network()
+            self.net = network(**options)
 
         def training_step(self, batch, index):
             return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
 
         def configure_optimizers(self):
+            if options:
+                return rewired(self.net)
             return torch.optim.Adam(dctps.param_groups(self.net, weight_decay=0.01), lr=1e-2)
 
     return Module()
 
 
+def lightning_resumed(folder, **options):
+    """Return the modules of a training, and of one that went on from a checkpoint at its half."""
+    lightning = library("lightning")
+    quiet = {"accelerator": "cpu", "logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    straight, first, second = (lightning_module(lightning, **options) for _ in range(3))
+    lightning.Trainer(max_epochs=4, enable_checkpointing=False, **quiet).fit(straight, loader())
+    trainer = lightning.Trainer(max_epochs=2, default_root_dir=folder, **quiet)
+    trainer.fit(first, loader())
+    trainer.save_checkpoint(folder / "half.ckpt")
+    trainer = lightning.Trainer(max_epochs=4, enable_checkpointing=False, **quiet)
+    trainer.fit(second, loader(), ckpt_path=folder / "half.ckpt")
+    return straight.net, second.net
+
+
 def test_lightning(tmp_path):
     """Lightning's Trainer, with a checkpoint and a resumption: works."""
-    lightning = library("lightning")
-    options = {"accelerator": "cpu", "logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-    straight = lightning_module(lightning)
-    lightning.Trainer(max_epochs=4, enable_checkpointing=False, **options).fit(straight, loader())
-    first = lightning_module(lightning)
-    trainer = lightning.Trainer(max_epochs=2, default_root_dir=tmp_path, **options)
-    trainer.fit(first, loader())
-    trainer.save_checkpoint(tmp_path / "half.ckpt")
-    second = lightning_module(lightning)
-    lightning.Trainer(max_epochs=4, enable_checkpointing=False, **options).fit(
-        second, loader(), ckpt_path=tmp_path / "half.ckpt"
-    )
-    assert_same_network(straight.net, second.net)
+    assert_same_network(*lightning_resumed(tmp_path))
+
+
+def test_lightning_fine_tuning(tmp_path):
+    """Lightning's Trainer, fine-tuning with RigL, a checkpoint and a resumption: works, by `take_over`."""
+    straight, resumed = lightning_resumed(tmp_path, **FINE_TUNING)
+    assert_same_network(straight, resumed)
+    assert_moved(straight, network(**FINE_TUNING))
 
 
 def test_accelerate(tmp_path):
@@ -79,6 +108,31 @@ def test_accelerate(tmp_path):
         network(offset="dst").load_state_dict(load_file(tmp_path / "model" / "model.safetensors"))
 
 
+def test_accelerate_fine_tuning(tmp_path):
+    """accelerate, fine-tuning with RigL, `save_state` and `load_state`: works, by `take_over`."""
+    accelerator = library("accelerate").Accelerator(cpu=True)
+
+    def trained(epochs, start=None):
+        net = network(**FINE_TUNING)
+        prepared, optimizer, batches = accelerator.prepare(net, rewired(net), loader())
+        if start is not None:
+            accelerator.load_state(start)
+        for epoch in range(epochs):
+            for x, y in batches:
+                optimizer.zero_grad()
+                accelerator.backward(nn.functional.cross_entropy(prepared(x), y))
+                optimizer.step()
+            if epoch == 0 and start is None:
+                accelerator.save_state(tmp_path / "one")
+        for held in (accelerator._models, accelerator._optimizers, accelerator._dataloaders):
+            held.clear()  # it saves and loads everything that it has ever prepared
+        return net
+
+    straight, again = trained(3), trained(2, tmp_path / "one")
+    assert_same_network(straight, again)
+    assert_moved(straight, network(**FINE_TUNING))
+
+
 class Texts(torch.utils.data.Dataset):
     """Sixteen texts of seven words, and whether their first word is even."""
 
@@ -90,27 +144,51 @@ class Texts(torch.utils.data.Dataset):
         return {"input_ids": words, "labels": words[0] % 2}
 
 
-def hf_trainer(folder, **options):
+def bert(**options):
+    """Return a small classifier of texts that `sparsify` made sparse by these options."""
     transformers = library("transformers")
     torch.manual_seed(0)
     sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
     config = transformers.BertConfig(vocab_size=50, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, **sizes)
-    net = dctps.sparsify(transformers.BertForSequenceClassification(config), 0.05)
+    return dctps.sparsify(transformers.BertForSequenceClassification(config), **options)
+
+
+def hf_trainer(folder, net=None, optimizer=None, **options):
+    transformers = library("transformers")
+    net = net or bert(density=0.05)
     arguments = transformers.TrainingArguments(
         str(folder), max_steps=8, save_steps=4, per_device_train_batch_size=4, report_to=[], use_cpu=True, **options
     )
-    optimizer = torch.optim.AdamW(dctps.param_groups(net, weight_decay=0.01), lr=1e-2)
+    optimizer = optimizer or torch.optim.AdamW(dctps.param_groups(net, weight_decay=0.01), lr=1e-2)
     return transformers.Trainer(net, arguments, train_dataset=Texts(), optimizers=(optimizer, None))
+
+
+def assert_resumes(straight, again, folder):
+    """Check that a training which goes on from the checkpoint of another at its half ends with the same network."""
+    straight.train()
+    again.train(resume_from_checkpoint=str(folder / "checkpoint-4"))
+    for (name, a), b in zip(straight.model.state_dict().items(), again.model.state_dict().values(), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0, msg=name)
 
 
 def test_hf_trainer(tmp_path):
     """The Trainer of transformers, with a checkpoint and a resumption: works."""
     library("accelerate")
-    straight, again = hf_trainer(tmp_path / "a"), hf_trainer(tmp_path / "b")
-    straight.train()
-    again.train(resume_from_checkpoint=str(tmp_path / "a" / "checkpoint-4"))
-    for (name, a), b in zip(straight.model.state_dict().items(), again.model.state_dict().values(), strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=0, msg=name)
+    assert_resumes(hf_trainer(tmp_path / "a"), hf_trainer(tmp_path / "b"), tmp_path / "a")
+
+
+def test_hf_trainer_fine_tuning(tmp_path):
+    """The Trainer of transformers, fine-tuning with RigL, a checkpoint and a resumption: works, by `take_over`."""
+    library("accelerate")
+    options = {"density": 0.05, "offset": "pretrained", "train": "classifier", "exclude": nn.Embedding}
+
+    def trainer(folder):
+        net = bert(**options)
+        return hf_trainer(folder, net, rewired(net))
+
+    straight = trainer(tmp_path / "a")
+    assert_resumes(straight, trainer(tmp_path / "b"), tmp_path / "a")
+    assert_moved(straight.model, bert(**options))
 
 
 def test_default_decay_of_the_hf_trainer(tmp_path):

@@ -101,7 +101,9 @@ def _add_part(layer: Any, base_product: Callable[[Tensor, Tensor | None], Tensor
 
 
 def _linear(layer: Any, x: Tensor) -> Tensor:
-    return _add_part(layer, lambda weight, bias: F.linear(x, weight, bias), layer.sparse_part["weight"](x))
+    own, part = layer._parameters, layer._modules["sparse_part"]._modules["weight"]
+    y: Tensor | None = part.with_base(x, own["weight"], own.get("bias"))
+    return y if y is not None else _add_part(layer, lambda weight, bias: F.linear(x, weight, bias), part(x))
 
 
 def _part_of_linear(layer: Any, name: str, support: Support, options: Options) -> SparsePart:

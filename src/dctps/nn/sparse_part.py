@@ -4,6 +4,7 @@ A part holds values at the positions of a support, as every sparse layer does, s
 for one. It has no offset and no bias: W0 and the bias belong to the layer. The layer asks it for what it needs:
 
     part(x)                  S x, for linear layers and convolutions
+    part.with_base(x, ...)   (W0 + S) x + bias, for linear layers, where it can be computed as one
     part.adjoint(x)          S' x, for layers whose weight is that of an adjoint
     part.rows(numbers)       rows of S, for embeddings
     part.added_to(base)      W0 + S, for layers that we do not know
@@ -19,10 +20,13 @@ from dctps.core.offsets import PRETRAINED
 from dctps.core.support import Support
 from dctps.nn.dps_layer import DpsLayer, LayerTensors
 from dctps.nn.layers import DpsConv1d, DpsConv2d, DpsConv3d, DpsLinear
-from dctps.ops import native
+from dctps.nn.lazy import has_hooks
+from dctps.ops import frozen, native
 from dctps.ops.adjoint import multiply_adjoint
+from dctps.ops.eager import PLAIN
 from dctps.ops.functional import AUTO
 from dctps.ops.table import look_up
+from dctps.ops.weight import is_eager
 
 
 class SparsePart(DpsLayer):
@@ -81,6 +85,27 @@ class SparsePart(DpsLayer):
 
 class PartOfLinear(SparsePart, DpsLinear):
     """S x for a linear layer."""
+
+    def with_base(self, x: Tensor, base: Tensor, bias: Tensor | None) -> Tensor | None:
+        """Return (W0 + S) x + bias where the native kernels and torch compute it as one, else None.
+
+        They do so for a frozen W0 without a scale, while nobody watches the part, traces it or casts its input.
+        """
+        if self.alpha is not None or base.requires_grad or self.observer is not None or not is_eager():
+            return None
+        tensors = (x, base) if bias is None else (x, base, bias)
+        if not all(type(t) in PLAIN and t.is_cpu and t.dtype == x.dtype for t in tensors) or self._has_hooks():
+            return None
+        rows = self._as_batch(x)
+        values, positions, _, _ = self._layer_tensors()
+        plan = self._bound_layer().native_plan(rows, values, self.backend, self.chosen_backend)
+        if plan is None:
+            return None
+        y = frozen.multiply(rows, base, bias, values, positions, plan)
+        return y if x.dim() == 2 else y.view(*x.shape[:-1], self.out_features)
+
+    def _has_hooks(self) -> bool:
+        return bool(self._forward_pre_hooks) or has_hooks(self)
 
 
 class PartOfConv1d(SparsePart, DpsConv1d):

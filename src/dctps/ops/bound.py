@@ -98,6 +98,14 @@ class BoundLayer:
             return convolve(x, weight, bias, self.geometry)
         return functional.multiply(x, *layer, self.offset, self.geometry, backend)
 
+    def native_plan(
+        self, x: Tensor, values: Tensor, choice: Hashable, choose: Callable[[Tensor], str]
+    ) -> eager.Plan | None:
+        """Return the plan for inputs like x where the native kernels compute in the type of x, else None."""
+        if torch._C._is_any_autocast_enabled() or not _are_plain(x, values, None):
+            return None
+        return self._plan(x, values, choice, choose)[1]
+
     def _plan(
         self, x: Tensor, values: Tensor, choice: Hashable, choose: Callable[[Tensor], str]
     ) -> tuple[str, eager.Plan | None]:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import operator
+import types
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Self
 
@@ -20,6 +21,7 @@ from dctps.nn.dps_layer import DpsLayer
 from dctps.nn.wrappers import unwrapped
 
 Closure = Callable[[], Any] | None
+_ENTRY = "rewiring"  # of the optimiser's state, after `take_over`
 
 
 class Move(NamedTuple):
@@ -31,6 +33,8 @@ class Move(NamedTuple):
 
 class Rewiring:
     """The base of all methods: it counts iterations, moves weights and keeps the state. A method decides the moves."""
+
+    _plain_step: Callable[..., Any] | None = None  # the optimiser's own step, once `take_over` was called
 
     def __init__(
         self,
@@ -80,9 +84,33 @@ class Rewiring:
         self._look_ahead()
         return loss
 
+    def take_over(self) -> Self:
+        """Make `optimizer.step()` do what `step()` does, for trainers that call it by themselves; return this object.
+
+        The optimiser's state then holds the state of the rewiring, which a checkpoint of the trainer saves and loads.
+        """
+        if self._plain_step is not None:
+            raise RuntimeError("this rewiring has taken over the steps of its optimiser already")
+        if _ENTRY in self.optimizer.state_dict():
+            raise RuntimeError("another rewiring has taken over the steps of this optimiser")
+        self._plain_step = self.optimizer.step
+        taken = types.MethodType(lambda _, closure=None: self.step(closure), self.optimizer)  # as schedules expect it
+        self.optimizer.step = taken  # type: ignore[method-assign]
+        self.optimizer.register_state_dict_post_hook(lambda _, state: state.update({_ENTRY: self.state_dict()}))
+        self.optimizer.register_load_state_dict_pre_hook(lambda _, state: self._load_entry(state))
+        return self
+
+    def _load_entry(self, state: Mapping[str, Any]) -> None:
+        if _ENTRY not in state:
+            raise ValueError(
+                "this state of the optimiser is without that of a rewiring, which has taken over its steps"
+            )
+        self.load_state_dict(state[_ENTRY])
+
     def _optimise(self, closure: Closure) -> Any:
+        step: Callable[..., Any] = self._plain_step or self.optimizer.step
         with self.watch.own_step():
-            loss = self.optimizer.step() if closure is None else self.optimizer.step(closure)
+            loss = step() if closure is None else step(closure)
         self.steps += 1
         return loss
 
