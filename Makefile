@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 SOURCES := pyproject.toml CMakeLists.txt $(wildcard src/dctps/ops/native/cpp/*)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-kills test-plain check check-native format lint types help-pages docs bench clean
+.PHONY: help demo test test-slow test-kills test-plain check check-native format lint types help-pages docs bench federated clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -34,8 +34,8 @@ test-slow: $(VENV)/.dev  ## large networks, and the property tests with ten time
 	$(BIN)/python -m pytest --quiet -m slow
 	HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest --quiet -m hypothesis
 
-test-kills: $(VENV)/.dev  ## 30 kills of each of eight kinds of runs, which go on and end bit-equal: about a quarter of an hour
-	$(BIN)/python -m pytest --quiet -rP tests/test_kills.py
+test-kills: $(VENV)/.dev  ## 30 kills of each of twelve kinds of runs, which go on and end bit-equal: about half an hour
+	$(BIN)/python -m pytest --quiet -rP tests/test_kills.py tests/test_finetune_command.py::TestKills
 
 # An environment of its own that borrows all other packages from the first one; $(1): variables, $(2): options of pip
 define install_beside
@@ -49,6 +49,14 @@ build/plain: $(SOURCES) src | $(VENV)/.dev
 
 build/sanitized: $(SOURCES) src | $(VENV)/.dev
 	$(call install_beside,,-C cmake.define.DCTPS_SANITIZE=ON -C build-dir=build/sanitized-objects)
+
+# Flower's requirements exclude versions of the first environment, so it has one of its own, which borrows the rest. Its
+# own simulation extra pins an older ray than the borrowed one.
+build/flower: | $(VENV)/.dev
+	$(PYTHON) -m venv --clear --without-pip $@
+	$(BIN)/python -m pip --python $@/bin/python install --quiet 'flwr>=1.41'
+	printf '%s\n' $(CURDIR)/src $$($(BIN)/python -c 'import site; print(site.getsitepackages()[0])') \
+	  > $$(echo $@/lib/python*/site-packages)/zz-borrowed.pth
 
 test-plain: build/plain  ## the fast tests on an installation without the native kernels
 	build/plain/bin/python -c 'import dctps.ops.native as k; print(k.WHY_NOT); assert k.kernels is None'
@@ -112,6 +120,9 @@ bench: $(VENV)/.dev  ## the tables of the README, about an hour with nothing els
 	$(BIN)/python benchmarks/roofline.py
 	$(BIN)/python benchmarks/input_pipeline.py --step
 	$(BIN)/python benchmarks/busy_neighbour.py
+
+federated: $(VENV)/.dev  ## the figure of federated learning; lines that are done are not repeated
+	$(BIN)/python examples/federated/figure.py
 
 clean:  ## the environment and everything that tools leave behind
 	rm -rf $(VENV) build demo .pytest_cache .mypy_cache .ruff_cache .hypothesis .cache

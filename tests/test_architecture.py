@@ -19,6 +19,7 @@ ORDER = [
     "ops",
     "nn",
     "checkpoint",
+    "federated",
     "export",
     "methods",
     "models",

@@ -15,7 +15,7 @@ import tyro
 import dctps
 from dctps.analysis.page.content import CURVES
 from dctps.bench import subjects
-from dctps.cli import COMMANDS, bench, main, reproduce, sweep, train
+from dctps.cli import COMMANDS, bench, finetune, main, reproduce, sweep, train
 from dctps.cli.flags import WIDEST, description
 from dctps.cli.report import report
 from dctps.experiments.catalogue import EXPERIMENTS
@@ -23,6 +23,7 @@ from dctps.experiments.grids import read_grid
 from dctps.methods.rewiring import REWIRINGS
 from dctps.ops.functional import BACKENDS
 from dctps.train.beforehand import check_beforehand
+from dctps.train.finetuning.settings import FinetuneSettings
 from dctps.train.settings import PRESETS, Runtime, Settings
 
 PAGES = ["", *COMMANDS, "data get", "bench layers", "bench step", "bench scaling"]
@@ -69,6 +70,7 @@ for page in [*{PAGES!r}, None]:
         ("train", dctps.ALPHAS),
         ("train", {**BACKENDS, "auto": None}),
         ("train", PRESETS),
+        ("finetune", dctps.ALLOCATIONS),
         ("reproduce", EXPERIMENTS),
         ("data get", {name: info for name, info in dctps.data.DATASETS.items() if info.files}),
         ("data", {name: info for name, info in dctps.data.DATASETS.items() if info.files}),
@@ -114,7 +116,16 @@ def test_a_description_keeps_paragraphs_and_examples(monkeypatch):
 @pytest.mark.parametrize(
     "flags",
     [
-        *(Settings, Runtime, train.Start, sweep.Machines, sweep.Place, sweep.Arguments, reproduce.Arguments),
+        *(
+            Settings,
+            FinetuneSettings,
+            Runtime,
+            train.Start,
+            sweep.Machines,
+            sweep.Place,
+            sweep.Arguments,
+            reproduce.Arguments,
+        ),
         *(bench.Machine, subjects.Layers, subjects.Steps, subjects.Scaling),
     ],
     ids=lambda flags: f"{flags.__module__}.{flags.__name__}",
@@ -195,6 +206,8 @@ def test_other_examples_are_read(capsys):
             assert given.list or given.name in EXPERIMENTS
         if command == "bench" and arguments[0] in bench.SUBJECTS:
             tyro.cli(bench.SUBJECTS[arguments[0]], args=arguments[1:]).asked.check()
+        if command == "finetune":
+            tyro.cli(finetune.Arguments, args=arguments)
         if command == "data":
             assert arguments[0] == "get"
             assert arguments[1] in (*dctps.data.DATASETS, "NAME")

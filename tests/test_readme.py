@@ -45,6 +45,10 @@ def test_blocks_of_the_page_of_transforms_run_in_order_and_print_what_they_say(m
     check_blocks(PAGE_OF_TRANSFORMS)
 
 
+def test_blocks_of_the_page_of_federated_learning_run_in_order_and_print_what_they_say():
+    check_blocks((ROOT / "docs" / "federated.md").read_text())
+
+
 def test_the_support_follows_from_the_seed_alone_as_the_readme_says():
     assert "The support comes from `seed=` alone, which is 0 by default" in README
 

@@ -18,7 +18,7 @@ from torch import nn
 import dctps
 from dctps.models import build
 from dctps.nn.diagnose import first_bad_layer
-from dctps.train import loop, session
+from dctps.train import plan, session
 from dctps.train.processes import wire_bytes
 from dctps.train.runs import Run, RunError
 from dctps.train.session import fit
@@ -294,7 +294,7 @@ def test_a_folder_of_other_settings_or_data_is_refused(tmp_path, monkeypatch):
         fit(other, runtime(tmp_path))
     run.folder.rename(tmp_path / run_id(SMALL))
     (tmp_path / run_id(SMALL) / "config.json").unlink()
-    monkeypatch.setattr(loop, "fingerprint", lambda dataset: "of other data")
+    monkeypatch.setattr(plan, "fingerprint", lambda dataset: "of other data")
     with pytest.raises(RunError, match="trained on other data"):
         fit(SMALL, runtime(tmp_path))
 

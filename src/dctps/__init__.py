@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from dctps.base.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from dctps import data, models, train
+    from dctps import data, federated, models, train
     from dctps.checkpoint.adapters import Adapter, detach
     from dctps.checkpoint.contents import CheckpointError
     from dctps.checkpoint.folder import from_pretrained, save_pretrained
@@ -75,6 +75,7 @@ __all__ = [
     "detach",
     "export_onnx",
     "export_shira",
+    "federated",
     "from_pretrained",
     "fuse",
     "imp",
@@ -127,6 +128,7 @@ PLACES = {
     "detach": "dctps.checkpoint.adapters",
     "export_onnx": "dctps.export.onnx_file",
     "export_shira": "dctps.checkpoint.shira",
+    "federated": "dctps.federated",
     "from_pretrained": "dctps.checkpoint.folder",
     "fuse": "dctps.nn.fuse",
     "imp": "dctps.methods.lottery",

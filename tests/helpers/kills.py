@@ -19,11 +19,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import dctps
-from dctps.train.runs import Run
-from dctps.train.settings import Settings, to_json
+from dctps.checkpoint.folder import CARD, CONFIG, FILE
+from dctps.train.finetuning.records import FinetuneRun
+from dctps.train.finetuning.settings import FinetuneSettings
+from dctps.train.runs import Run, RunFolder
+from dctps.train.settings import AnySettings, non_defaults, to_json
 from helpers.processes import environment
-from helpers.runs import assert_equal_trees, assert_identical, result
-from helpers.sweeps import saved_network
+from helpers.runs import assert_equal_trees, assert_identical, result, run_in
+from helpers.sweeps import safetensors_file, saved_network
 
 IMPORTS, SETUP, TRAINING, SAVING, FIRST_SAVE = "imports", "setup", "training", "saving", "first save"
 PHASES = {IMPORTS, SETUP, TRAINING, SAVING, FIRST_SAVE}
@@ -58,15 +61,17 @@ def draw_kills(seed: str) -> list[Kill]:
 
 
 class Process:
-    """`dctps train` in a process of its own."""
+    """`dctps train` or `dctps finetune` in a process of its own."""
 
-    def __init__(self, settings: Settings, runs: Path) -> None:
+    def __init__(self, settings: AnySettings, runs: Path) -> None:
         runs.mkdir(parents=True, exist_ok=True)
-        self.runs, self.run, self._left_before = runs, Run.at(settings, runs), set[Path]()
+        self.runs, self.run, self._left_before = runs, run_of(settings, runs), set[Path]()
         self._left_before = self.temporary()
         config, self.output, self.errors = (runs.with_suffix(f".{end}") for end in ("json", "out", "err"))
         config.write_text(json.dumps(to_json(settings)))
-        command = [sys.executable, "-m", "dctps", "train", "--config", str(config), "--runs", str(runs)]
+        finetunes = isinstance(settings, FinetuneSettings)
+        started = ["finetune", *flags(settings)] if finetunes else ["train", "--config", str(config)]
+        command = [sys.executable, "-m", "dctps", *started, "--runs", str(runs)]
         with self.output.open("w") as output, self.errors.open("w") as errors, _interruptible():
             self.process = subprocess.Popen(
                 [*command, "--threads", "1"],
@@ -77,7 +82,7 @@ class Process:
 
     def temporary(self, file: str = "") -> set[Path]:
         """The files that the process is writing, or was writing when it was killed."""
-        return set(self.runs.glob(f"*/.{file}*.tmp")) - self._left_before
+        return {path for place in ("*", "*/*") for path in self.runs.glob(f"{place}/.{file}*.tmp")} - self._left_before
 
     def phase(self) -> str:
         """What the process is doing."""
@@ -86,8 +91,9 @@ class Process:
         return TRAINING if self.trains() else SETUP if self.has_imported() else IMPORTS
 
     def has_imported(self) -> bool:
-        """Whether all imports are over; the digits are the first thing that is loaded then."""
-        return "sklearn" in self.maps()
+        """Whether all imports are over: of the digits, or those of the network that is fine-tuned."""
+        maps = self.maps()
+        return any(name in maps for name in ("sklearn", "_sqlite3", "tokenizers"))
 
     def maps(self) -> str:
         """The files that it has loaded."""
@@ -143,6 +149,20 @@ class Process:
         return self.process.wait(300)
 
 
+def flags(settings: FinetuneSettings) -> list[str]:
+    """The arguments of `dctps finetune` that mean these settings."""
+    changed = non_defaults(settings)
+    words = [str(changed.pop("data"))]
+    for name, value in changed.items():
+        words += [f"--{name.replace('_', '-')}", *map(str, value if isinstance(value, list) else [value])]
+    return words
+
+
+def run_of(settings: AnySettings, runs: Path) -> RunFolder:
+    """The run of these settings in a folder of runs."""
+    return (FinetuneRun if isinstance(settings, FinetuneSettings) else Run).at(settings, runs)
+
+
 def has_checkpoint(runs: Path) -> bool:
     """Whether there is a state to go on from."""
     return any(runs.glob(f"*/{LAST}"))
@@ -172,7 +192,7 @@ class Death:
 class Siege:
     """Runs of some settings, one after the other, that are killed and go on; each ends equal to an undisturbed one."""
 
-    def __init__(self, settings: Settings, folder: Path) -> None:
+    def __init__(self, settings: AnySettings, folder: Path) -> None:
         self.settings, self.folder, self.whole = settings, folder, folder / "whole"
         self.seconds = self._undisturbed_seconds()  # of each phase
         self.deaths: list[Death] = []
@@ -227,7 +247,7 @@ class Siege:
 
     def finish(self) -> None:
         """Let the run come to its end and compare it with the undisturbed one."""
-        if not Run.at(self.settings, self.runs).result.exists():
+        if not run_of(self.settings, self.runs).result.exists():
             process = Process(self.settings, self.runs)
             assert process.end() == 0, process.errors.read_text()
         assert_same_runs(self.runs, self.whole)
@@ -253,12 +273,16 @@ def assert_same_runs(runs: Path, others: Path) -> None:
     """Check that two folders of runs hold the same files, equal to the last bit but for times."""
     assert _files(runs) == _files(others)
     for folder in sorted(others.iterdir()):
-        one, other = Run(runs / folder.name), Run(folder)
+        one, other = run_in(runs / folder.name), run_in(folder)
         assert one.finished()
         assert_identical(one, other)
         assert saved_network(one) == saved_network(other)
         assert result(one) == result(other)
-        if other.rewind.exists():
+        if isinstance(other, FinetuneRun):
+            for name in (CONFIG, CARD):
+                assert (one.adapter / name).read_text() == (other.adapter / name).read_text()
+            assert safetensors_file(one.adapter / FILE) == safetensors_file(other.adapter / FILE)
+        elif other.rewind.exists():
             assert_equal_trees(one.load_rewind(), other.load_rewind())
 
 

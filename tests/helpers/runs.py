@@ -8,9 +8,11 @@ from pathlib import Path
 import torch
 
 from dctps import data
+from dctps.train.finetuning.records import FinetuneRun
 from dctps.train.loop import Surroundings, Trainer
+from dctps.train.plan import paper_plan
 from dctps.train.processes import Processes
-from dctps.train.runs import Run
+from dctps.train.runs import Run, RunFolder
 from dctps.train.settings import Runtime, Settings, to_json
 from dctps.train.setup import prepare
 from helpers.processes import torchrun
@@ -20,7 +22,7 @@ SMALL = Settings(model="small_cnn", data="digits", density=0.02, epochs=2, lr=3e
 # slowly, too, which lets two processes be compared with one.
 PAIR = dataclasses.replace(SMALL, offset="dct", alpha=1.0, optimizer="sgd", lr=0.05, epochs=3, batch_size=50)
 METRICS = {"loss": 1.0, "train": 0.5, "validation": 0.25, "lr": 0.1, "seconds": 1.0, "images_per_second": 9.0}
-TIMING = {"seconds", "images_per_second"}
+TIMING = {"seconds", "images_per_second", "examples_per_second"}
 OF_THE_MOMENT = {"seconds", "finished", "commit"}
 
 
@@ -33,17 +35,23 @@ def alone(settings: Settings, folder: Path, group: Processes | None = None) -> T
     """A trainer in this process, not yet started."""
     device, dataset = torch.device("cpu"), data.load(settings.data)
     model, _ = prepare(settings, dataset, device)
-    surroundings = Surroundings(runtime(folder), device, group or Processes(), dataset)
-    return Trainer(settings, surroundings, Run.open(settings, folder), model)
+    group = group or Processes()
+    plan = paper_plan(settings, dataset, model, device, group)
+    return Trainer(plan, Surroundings(runtime(folder), device, group), Run.open(settings, folder))
 
 
-def metrics(run: Run) -> list[dict]:
+def run_in(folder: Path) -> RunFolder:
+    """The run in a folder, of the kind that the name of the folder says."""
+    return FinetuneRun(folder) if folder.name.startswith(FinetuneRun.prefix) else Run(folder)
+
+
+def metrics(run: RunFolder) -> list[dict]:
     """The metrics of every epoch, without what depends on the clock."""
     rows = [json.loads(line) for line in run.metrics.read_text().splitlines()]
     return [{key: value for key, value in row.items() if key not in TIMING} for row in rows]
 
 
-def state(run: Run) -> dict:
+def state(run: RunFolder) -> dict:
     """The last checkpoint of a run, without the time it took."""
     content = dataclasses.asdict(run.load_state())
     content["progress"].pop("seconds")
@@ -51,14 +59,14 @@ def state(run: Run) -> dict:
     return content
 
 
-def result(run: Run) -> dict:
+def result(run: RunFolder) -> dict:
     """The result of a run, without the times and the commit."""
     content = json.loads(run.result.read_text())
     (content["pruning"] or {}).pop("seconds", None)
     return {key: value for key, value in content.items() if key not in OF_THE_MOMENT}
 
 
-def assert_identical(run: Run, other: Run):
+def assert_identical(run: RunFolder, other: RunFolder):
     """Check that weights, optimiser, progress and metrics of two runs are equal to the last bit."""
     assert_equal_trees(state(run), state(other))
     assert metrics(run) == metrics(other)

@@ -9,7 +9,7 @@ from dctps.experiments.cells import Cell
 from dctps.experiments.events import BUSY, ENDED, STARTED, Event
 from dctps.experiments.perform import perform
 from dctps.experiments.results import read
-from dctps.train.runs import Busy, Run
+from dctps.train.runs import Busy, RunFolder
 from dctps.train.settings import Runtime, Settings
 
 TINY = Settings(model="small_cnn", data="digits", density=0.02, epochs=1, images=100, batch_size=50)
@@ -52,9 +52,14 @@ def file_identity(path: Path) -> tuple[int, int]:
     return path.stat().st_ino, path.stat().st_mtime_ns
 
 
-def saved_network(run: Run) -> tuple[dict, bytes]:
+def saved_network(run: RunFolder) -> tuple[dict, bytes]:
     """The file of a run's network: the header, whose entries safetensors orders by chance, and all numbers."""
-    content = run.best.read_bytes()
+    return safetensors_file(run.best)
+
+
+def safetensors_file(path: Path) -> tuple[dict, bytes]:
+    """The header of a file, whose entries safetensors orders by chance, and all numbers."""
+    content = path.read_bytes()
     start = 8 + int.from_bytes(content[:8], "little")
     return json.loads(content[8:start]), content[start:]
 

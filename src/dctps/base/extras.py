@@ -19,6 +19,7 @@ EXTRAS = {
     "onnxruntime": ("onnxruntime", "onnx"),
     "openvino": ("openvino", "peers"),
     "huggingface_hub": ("huggingface_hub", "hub"),
+    "transformers": ("transformers", "transformers"),
 }
 
 

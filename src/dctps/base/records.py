@@ -77,7 +77,10 @@ def _reader(hint: Any) -> _Reader:
     return _plain(hint)
 
 
-def _annotated(hint: Any, note: Range | Via) -> _Reader:
+def _annotated(hint: Any, *notes: Any) -> _Reader:
+    note = next((note for note in notes if isinstance(note, Range | Via)), None)
+    if note is None:  # the notes are for others, such as a parser of flags
+        return _reader(hint)
     if isinstance(note, Range):
         return _number(hint, note)
 

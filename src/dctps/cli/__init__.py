@@ -34,6 +34,7 @@ class Command:
 COMMANDS: dict[str, Command] = {
     "demo": Command("Show the paper's main claim in a minute, on small images of digits.", "demo:demo", has_flags=True),
     "train": Command("Train a network by the paper's protocol, or go on where it stopped.", "train:train"),
+    "finetune": Command("Fine-tune a pretrained network on images or texts, resumably.", "finetune:finetune"),
     "sweep": Command("Run a grid of trainings from a file, on this machine or a Ray cluster.", "sweep:run_sweep"),
     "reproduce": Command("Reproduce a table or figure of the paper.", "reproduce:reproduce"),
     "report": Command("Write one HTML page of all runs in a folder.", "report:report", has_flags=True),

@@ -16,10 +16,12 @@ from dctps.checkpoint.contents import POSITIONS, Contents, read
 from dctps.experiments.results import Broken, Row, read_run
 from dctps.experiments.status import DONE
 from dctps.experiments.tasks.training import TRAINING
+from dctps.train.finetuning.plan import words
+from dctps.train.finetuning.records import FinetuneRun
 from dctps.train.records import Checkpoint, Progress, epoch_number
+from dctps.train.reporter import settings_line
 from dctps.train.result import summary
-from dctps.train.runs import Run, RunError, load_torch_file
-from dctps.train.settings import Settings, non_defaults
+from dctps.train.runs import Run, RunError, RunFolder, load_torch_file
 
 Tensors = dict[str, tuple[str, tuple[int, ...], int]]  # of each tensor: dtype, shape, bytes
 
@@ -32,7 +34,9 @@ def show(path: Path) -> None:
 
 
 def _parts(path: Path) -> Iterator[str | Table]:
-    if path.is_dir():
+    if path.is_dir() and path.resolve().name.startswith(FinetuneRun.prefix):
+        yield from _finetuning_parts(FinetuneRun(path.resolve()))
+    elif path.is_dir():
         yield from _run_parts(Run(path))
     elif path.is_file() and zipfile.is_zipfile(path):
         yield from _torch_file_parts(path)
@@ -58,7 +62,15 @@ def _run_parts(run: Run) -> Iterator[str | Table]:
         raise RunError(f"{run.folder / found.reason}")
     yield f"{run.folder}: the folder of a run{f' (task {found.task})' if isinstance(found, Row) else ''}"
     yield _outcome(run, found) if isinstance(found, Row) else _unfinished(run)
-    yield _settings(found.settings if isinstance(found, Row) else run.settings())
+    yield settings_line(found.settings if isinstance(found, Row) else run.settings())
+    yield _files(run.folder)
+
+
+def _finetuning_parts(run: FinetuneRun) -> Iterator[str | Table]:
+    settings, result = run.read_settings(), run.finished()
+    yield f"{run.folder}: the folder of a fine-tuning"
+    yield _unfinished(run) if result is None else f"finished in {duration(result['seconds'])}: {words(result)}"
+    yield settings_line(settings)
     yield _files(run.folder)
 
 
@@ -71,7 +83,7 @@ def _outcome(run: Run, row: Row) -> str:
     return f"finished: {summary(row.content)}; {weights:,} weights, trained in {seconds}"
 
 
-def _unfinished(run: Run) -> str:
+def _unfinished(run: RunFolder) -> str:
     saved = run.load_state()
     return f"not finished: {_progress(saved.progress) if saved else 'no epoch is over'}"
 
@@ -86,16 +98,11 @@ def _progress(progress: Progress) -> str:
     return f"{done}; best validation accuracy {best} after epoch {epoch_number(progress.best_epoch)}, test {test}"
 
 
-def _settings(settings: Settings) -> str:
-    changed = ", ".join(f"{name}={value}" for name, value in non_defaults(settings).items())
-    return f"settings: {changed or 'all defaults (paper-adam)'}"
-
-
 def _files(folder: Path) -> Table:
     table = Table("file", box=SIMPLE_HEAD)
     table.add_column("bytes", justify="right")
-    for file in sorted(file for file in folder.iterdir() if file.is_file()):
-        table.add_row(printable(file.name), f"{file.stat().st_size:,}")
+    for file in sorted(file for file in folder.rglob("*") if file.is_file()):
+        table.add_row(printable(str(file.relative_to(folder))), f"{file.stat().st_size:,}")
     return table
 
 

@@ -108,13 +108,13 @@ class Batches:
         count, sides = len(self.images), 2 * self.padding + 1
         order = self.indices
         if self.shuffle:
-            order = order[torch.randperm(len(order), generator=_generator(self.seed, number, "order"))]
+            order = order[torch.randperm(len(order), generator=epoch_generator(self.seed, number, "order"))]
         top, left = (
-            torch.randint(sides, (count,), generator=_generator(self.seed, number, p)) for p in ("top", "left")
+            torch.randint(sides, (count,), generator=epoch_generator(self.seed, number, p)) for p in ("top", "left")
         )
         flipped = torch.zeros(count, dtype=torch.bool)
         if self.flip:
-            flipped = torch.randint(2, (count,), generator=_generator(self.seed, number, "flip")) == 1
+            flipped = torch.randint(2, (count,), generator=epoch_generator(self.seed, number, "flip")) == 1
         return _Draws(*(draw.to(self.device) for draw in (order, top, left, flipped)))
 
     def _augmented(self, chosen: Tensor, draws: _Draws) -> Tensor:
@@ -138,7 +138,7 @@ class Batches:
         return images.contiguous(memory_format=self.memory_format).float().mul_(self.scale).add_(self.shift)
 
 
-def _generator(seed: int, epoch: int, purpose: str) -> torch.Generator:
+def epoch_generator(seed: int, epoch: int, purpose: str) -> torch.Generator:
     """Return a generator for one purpose, on the CPU, so that its numbers are the same for every device."""
     digest = hashlib.sha256(f"{seed}/{epoch}/{purpose}".encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)

@@ -11,6 +11,7 @@ from torch import Tensor
 from dctps.data.archives import Source, opened
 from dctps.data.dataset import DataError, Dataset
 from dctps.data.images import FORMATS, decoded, is_image
+from dctps.data.labelled import PARTS, TEST, TRAINING, VALIDATION, Labelled
 
 
 def load_folder(path: Path) -> Dataset:
@@ -31,6 +32,26 @@ def load_folder(path: Path) -> Dataset:
     mean, std = statistics(images["train"])
     parts = images["train"], labels[0], images["test"], labels[1]
     return Dataset(f"folder:{path}", *parts, classes=len(classes), mean=mean, std=std)
+
+
+PLACES = {TRAINING: ("train",), VALIDATION: ("val", "valid", "validation", "dev"), TEST: ("test",)}
+
+
+def labelled_images(source: Source) -> dict[str, Labelled]:
+    """Return the names of the images in a folder, and the folder of each as its class.
+
+    The parts are the folders train/, val/ (or validation/) and test/. Without train/ the classes are the folders
+    themselves, and all images are for training.
+    """
+    parts = {part: next(filter(None, (_images(source, name) for name in PLACES[part])), {}) for part in PARTS}
+    if not parts[TRAINING]:
+        names = [name for name in sorted(source.stamps) if is_image(name)]
+        parts = {TRAINING: {name: name.split("/")[0] for name in names if "/" in name}}
+    if not parts[TRAINING]:
+        raise DataError(
+            f"{source.path} has no image <class>/* or train/<class>/*, whose name ends in {', '.join(FORMATS)}"
+        )
+    return {part: Labelled(list(found), list(found.values())) for part, found in parts.items() if found}
 
 
 def _images(source: Source, part: str) -> dict[str, str]:

@@ -36,16 +36,19 @@ def is_image(name: str) -> bool:
     return name.lower().endswith(tuple(FORMATS))
 
 
-def decoded(source: Source, parts: dict[str, list[str]], size: Size | None = None) -> dict[str, Tensor]:
+def decoded(
+    source: Source, parts: dict[str, list[str]], size: Size | None = None, *, resize: bool = False
+) -> dict[str, Tensor]:
     """Return the images of each part, uint8 (n, 3, height, width), in the order of the names.
 
-    All must have the size that is given, or the size of the first image if none is.
+    All must have the size that is given, or the size of the first image if none is. With `resize` others are cropped
+    around their middle to the shape of that size, and resized.
     """
-    key = _key(source, parts, size)
+    key = _key(source, parts, size, resize)
     cache = source.path.with_name(f"{source.path.name}.dctps.safetensors")
     images = _read_cache(cache, key, parts)
     if images is None:
-        images = _decode_all(source, parts, size)
+        images = _decode_all(source, parts, size, resize)
         _write_cache(cache, key, images)
     return images
 
@@ -53,21 +56,21 @@ def decoded(source: Source, parts: dict[str, list[str]], size: Size | None = Non
 # --- decoding -------------------------------------------------------------------------------------------------------
 
 
-def _decode_all(source: Source, parts: dict[str, list[str]], size: Size | None) -> dict[str, Tensor]:
+def _decode_all(source: Source, parts: dict[str, list[str]], size: Size | None, resize: bool) -> dict[str, Tensor]:
     with progress_bar(TaskProgressColumn(), TimeRemainingColumn(), transient=True) as progress:
         task = progress.add_task(f"decoding {source.path.name}", total=sum(map(len, parts.values())))
         images = {}
         for part, names in parts.items():
-            images[part] = _decode(source, names, size, lambda: progress.advance(task))
+            images[part] = _decode(source, names, size, resize, lambda: progress.advance(task))
             size = (images[part].shape[2], images[part].shape[3])
     return images
 
 
-def _decode(source: Source, names: list[str], size: Size | None, advance: Callable[[], None]) -> Tensor:
+def _decode(source: Source, names: list[str], size: Size | None, resize: bool, advance: Callable[[], None]) -> Tensor:
     """Return images as uint8 (n, 3, height, width)."""
     images = torch.empty(0, dtype=torch.uint8)
     for index, name in enumerate(names):
-        image = _pixels(source, name)
+        image = _pixels(source, name, size if resize else None)
         size = size or (image.shape[0], image.shape[1])
         if image.shape[:2] != size:
             found, wanted = (f"{height} x {width}" for height, width in (image.shape[:2], size))
@@ -79,13 +82,16 @@ def _decode(source: Source, names: list[str], size: Size | None, advance: Callab
     return images
 
 
-def _pixels(source: Source, name: str) -> np.ndarray:
-    """Return an image as uint8 (height, width, 3)."""
+def _pixels(source: Source, name: str, resized: Size | None) -> np.ndarray:
+    """Return an image as uint8 (height, width, 3), resized if a size is given."""
     pillow = needed("PIL.Image", "a data set of image files")
     content = source.read(name)
     try:
         with pillow.open(io.BytesIO(content), formats=sorted(set(FORMATS.values()))) as image:
-            return np.array(image.convert("RGB"))
+            image = image.convert("RGB")
+            if resized is not None and image.size != resized[::-1]:
+                image = needed("PIL.ImageOps", "resizing").fit(image, resized[::-1], method=pillow.Resampling.BICUBIC)
+            return np.array(image)
     except Exception as error:  # a damaged image can raise nearly anything
         raise DataError(f"{source.path}: the image {name} cannot be decoded ({error}); replace or remove it") from error
 
@@ -93,9 +99,11 @@ def _pixels(source: Source, name: str) -> np.ndarray:
 # --- the cache ------------------------------------------------------------------------------------------------------
 
 
-def _key(source: Source, parts: dict[str, list[str]], size: Size | None) -> str:
+def _key(source: Source, parts: dict[str, list[str]], size: Size | None, resize: bool) -> str:
     files = {part: [(name, source.stamps[name]) for name in names] for part, names in parts.items()}
-    return hashlib.blake2b(json.dumps([files, size]).encode(), digest_size=16).hexdigest()
+    return hashlib.blake2b(
+        json.dumps([files, size, *(["resized"] if resize else [])]).encode(), digest_size=16
+    ).hexdigest()
 
 
 def _digest(images: dict[str, Tensor]) -> str:

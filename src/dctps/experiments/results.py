@@ -17,6 +17,7 @@ from dctps.base.words import printable, shown
 from dctps.experiments.cells import TRAIN, Cell
 from dctps.experiments.status import DONE, FAILED, FailureRecord
 from dctps.experiments.tasks import TASKS
+from dctps.train.finetuning.records import FinetuneRun
 from dctps.train.records import parse_outcome
 from dctps.train.runs import Run
 from dctps.train.settings import Settings
@@ -89,11 +90,12 @@ class Failure:
 
 
 def read(runs: Path) -> Results:
-    """All runs in a folder, sorted by name; folders in it that are no runs are passed over."""
+    """All runs in a folder, sorted by name; folders in it that are no runs, or fine-tunings, are passed over."""
     if not runs.is_dir():
         raise ValueError(f"there is no folder {str(runs)!r}; runs are made by dctps train, sweep and reproduce")
     with os.scandir(runs) as entries:
-        folders = sorted(entry.path for entry in entries if entry.is_dir() and not entry.name.startswith("."))
+        others = (".", FinetuneRun.prefix)  # fine-tunings are no tasks of experiments
+        folders = sorted(entry.path for entry in entries if entry.is_dir() and not entry.name.startswith(others))
     with ThreadPoolExecutor(8) as pool:  # disks of clusters answer slowly, but many requests at once
         return _results(list(pool.map(_read_usable, folders)))
 

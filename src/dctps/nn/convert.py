@@ -198,9 +198,7 @@ def _fine_tune(
     """Give the weights of a network sparse parts, in place, and freeze everything else but what `train` names."""
     trained = matched_parameters(model, train)
     weights = tuning_targets(model, trained)
-    owners = _without_excluded(model, {name: weight.uses[0].layer for name, weight in weights.items()}, exclude)
-    if not owners:
-        raise ValueError("there is no weight to fine-tune in this network: all are excluded")
+    owners = fine_tuned_layers(model, exclude, train)
     if not adapters:
         check_adapters(model, owners)
     shapes = {name: tuple(weights[name].base.shape) for name in owners}
@@ -216,6 +214,15 @@ def _fine_tune(
     )
     attach_request(model, asked)
     return model
+
+
+def fine_tuned_layers(model: nn.Module, exclude: Exclude, train: str | Iterable[str]) -> dict[str, nn.Module]:
+    """Return the layers of the weights that would get sparse parts, by the names of the weights."""
+    weights = tuning_targets(model, matched_parameters(model, train))
+    owners = _without_excluded(model, {name: weight.uses[0].layer for name, weight in weights.items()}, exclude)
+    if not owners:
+        raise ValueError("there is no weight to fine-tune in this network: all are excluded")
+    return owners
 
 
 def _check_scale(alpha: AlphaLike) -> None:

@@ -6,9 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dctps.nn.logits import Inputs, output_of
+
 
 @torch.no_grad()
-def check_input(model: nn.Module, x: Tensor, message: Callable[[str], str]) -> Any:
+def check_input(model: nn.Module, x: Inputs, message: Callable[[str], str]) -> Any:
     """Run the network on x, in eval mode and without gradients, return its output, and leave it in training mode.
 
     Raise ValueError if the network does not take x.
@@ -17,14 +19,14 @@ def check_input(model: nn.Module, x: Tensor, message: Callable[[str], str]) -> A
     """
     model.eval()
     try:
-        return model(x)
-    except RuntimeError as error:
-        raise ValueError(message(str(error).splitlines()[0])) from error
+        return output_of(model, x)
+    except Exception as error:  # a network of the user may raise anything
+        raise ValueError(message((str(error).splitlines() or [type(error).__name__])[0])) from error
     finally:
         model.train()
 
 
-def first_bad_layer(model: nn.Module, x: Tensor | None) -> str:
+def first_bad_layer(model: nn.Module, x: Inputs | None) -> str:
     """Return a sentence that names the first parameter, else the first output of a layer, that is not finite.
 
     x: an input to run the network on; without one only the parameters are checked.
@@ -45,7 +47,7 @@ def first_bad_layer(model: nn.Module, x: Tensor | None) -> str:
     handles = [module.register_forward_hook(note(name)) for name, module in leaves]
     try:
         with torch.no_grad():
-            model(x)
+            output_of(model, x)
     finally:
         for handle in handles:
             handle.remove()

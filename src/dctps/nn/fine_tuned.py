@@ -19,6 +19,9 @@ from dctps.nn.sparse_part import SparsePart
 _ADVICE = "it is W0 + S, where W0 is frozen; change layer.sparse_part['weight'].values, or dctps.densify the network"
 
 
+PART = "sparse_part"  # the name of the child of a fine-tuned layer that holds S
+
+
 class FineTuned(nn.Module):
     """The base of all fine-tuned layers; their other base is the class that the layer had before."""
 

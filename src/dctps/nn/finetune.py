@@ -5,17 +5,20 @@ Layers stay the objects that they are (`fine_tuned.py`). W0 and every other para
 """
 
 import dataclasses
+import re
 from collections.abc import Container, Iterable, Iterator, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from dctps.core.support import Support
-from dctps.nn.fine_tuned import FineTuned, attach_parts, detach_parts, tuned_weights
+from dctps.nn import identity
+from dctps.nn.fine_tuned import PART, FineTuned, attach_parts, detach_parts, tuned_weights, weight_name
 from dctps.nn.layer_kinds import part_of_weight
 from dctps.nn.replace import errors_name_layer
 from dctps.nn.sparse_part import PartOfLinear, SparsePart
+from dctps.nn.supported import EXTRA
 from dctps.nn.tunable import Tunable, Use, not_tunable, tunable
 
 
@@ -188,6 +191,34 @@ def _entries(base: Tensor, part: SparsePart) -> Tensor:
 
 
 # --- the state --------------------------------------------------------------------------------------------------------
+
+
+def trained_state(model: nn.Module) -> dict[str, Any]:
+    """Return the state of a network; that of a fine-tuned one is without the parameters that are frozen."""
+    state = model.state_dict()
+    frozen = set[str]() if before(model) is None else set(frozen_parameters(model))
+    return {name: value for name, value in state.items() if name not in frozen} if frozen else state
+
+
+def load_trained_state(model: nn.Module, state: Mapping[str, Any]) -> None:
+    """Load what `trained_state` gave; ValueError or RuntimeError if it is not of a network that trains the same."""
+    wanted = trained_state(model).keys()
+    if before(model) is not None and wanted != state.keys():
+        raise ValueError(f"the states differ in {min(wanted ^ state.keys())!r}: another part of the network trains")
+    model.load_state_dict(state, strict=before(model) is None)
+
+
+def frozen_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the parameters that are frozen, by all their names."""
+    named = model.named_parameters(remove_duplicate=False)
+    return {name: parameter for name, parameter in named if not parameter.requires_grad}
+
+
+def supports_in(state: Mapping[str, Any]) -> dict[str, Support]:
+    """Return the supports in the state of a fine-tuned network, by the names of the weights."""
+    places = {key: re.fullmatch(rf"(?:(.*)\.)?{PART}\.([^.]+)\.{EXTRA}", key) for key in state}
+    found = {weight_name(place[1] or "", place[2]): state[key] for key, place in places.items() if place}
+    return {name: identity.decode(content)[0] for name, content in found.items()}
 
 
 def saved_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -127,9 +127,9 @@ class Report:
             nnz, size = sum(norm.nnz for norm in self.norms), sum(norm.size for norm in self.norms)
             layers = f"{len(self.norms)} BatchNorm layers" if len(self.norms) > 1 else "one BatchNorm layer"
             remarks.append(f"scale and shift of {nnz:,} channels of {size:,} ({percent(nnz / size)}) in {layers}")
-        return remarks + self._groups() + self._whole_network()
+        return remarks + self.groups() + self.whole_network()
 
-    def _groups(self) -> list[str]:
+    def groups(self) -> list[str]:
         """Return what trains sparsely, what trains as a whole and what is frozen, in a fine-tuned network."""
         if not any(layer.offset == PRETRAINED for layer in self.layers):
             return []
@@ -141,7 +141,7 @@ class Report:
             f"frozen: {sum(r.size for r in self.frozen):,} numbers in {len(self.frozen)} parameters",
         ]
 
-    def _whole_network(self) -> list[str]:
+    def whole_network(self) -> list[str]:
         """Return how much of the whole network trains, and how large it is in a file, dense parts included."""
         s = self.sizes
         if not self.layers and not self.norms:

@@ -29,10 +29,10 @@ def matched_parameters(model: nn.Module, train: str | Iterable[str]) -> list[str
     for pattern in patterns:
         matches = {name for name in names if _matches(name, pattern)} | (norms if pattern == NORMS else set())
         if not matches:
-            some = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
+            shown = names if len(names) <= 8 else [*names[:4], "...", *names[-4:]]  # a classifier comes last
             raise ValueError(
                 f"train={pattern!r} matches no parameter; it is a name or pattern of a module or a parameter, or "
-                f"{NORMS!r} for normalisation layers; there are: {some}"
+                f"{NORMS!r} for normalisation layers; there are: {', '.join(shown)}"
             )
         found |= matches
     return [name for name in names if name in found]

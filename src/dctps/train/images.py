@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from torch import Tensor
 from dctps import data
 from dctps.base import user_code
 from dctps.data.batches import Batches, split
+from dctps.nn.logits import Inputs
 from dctps.train.processes import Processes
 from dctps.train.settings import Settings
 
@@ -34,13 +35,31 @@ def load(settings: Settings, root: Path | None = None) -> data.Dataset:
     return dataclasses.replace(dataset, train_images=images, train_labels=labels)
 
 
+class AnyBatches(Protocol):
+    """The batches of a part of the data, of images or of texts."""
+
+    batch_size: int
+    indices: Tensor  # of the examples
+
+    def __len__(self) -> int: ...
+
+    def epoch(self, number: int, start: int = 0) -> Iterator[tuple[Inputs, Tensor]]:
+        """Yield the inputs and labels of each batch of an epoch, from batch `start` on."""
+        ...
+
+
 @dataclasses.dataclass(frozen=True)
 class RunBatches:
     """The batches of a run; with several processes, the share of this one."""
 
-    training: Batches
-    validation: Batches
-    test: Batches
+    training: AnyBatches
+    validation: AnyBatches
+    test: AnyBatches
+
+    @property
+    def selects_on_test(self) -> bool:
+        """Whether the best epoch is chosen on the test examples themselves."""
+        return self.validation is self.test
 
     @classmethod
     def of(cls, dataset: data.Dataset, settings: Settings, device: torch.device, group: Processes) -> "RunBatches":
@@ -74,10 +93,10 @@ def _split(dataset: data.Dataset, settings: Settings) -> tuple[Tensor, Tensor]:
 class EndlessBatches:
     """Batches epoch after epoch, as a pruning method draws them."""
 
-    def __init__(self, batches: Batches) -> None:
+    def __init__(self, batches: AnyBatches) -> None:
         self.batches = batches
 
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+    def __iter__(self) -> Iterator[tuple[Inputs, Tensor]]:
         epoch = 0
         while True:
             yield from self.batches.epoch(epoch)

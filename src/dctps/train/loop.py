@@ -1,4 +1,4 @@
-"""One plain resumable loop: the paper's protocol, end to end.
+"""One plain resumable loop, for every kind of training; `plan.py` says what differs between the kinds.
 
 Everything random in a step follows from (seed, epoch, step, process): the order of the images, their crops and flips,
 and torch's own generator, which is seeded anew for each step. A run that continues from a checkpoint therefore does
@@ -14,59 +14,44 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
 
 from dctps.base.words import duration
 from dctps.core.support import derive_seed
-from dctps.data import Dataset
-from dctps.data.batches import Batches
 from dctps.nn.diagnose import first_bad_layer
-from dctps.train.images import RunBatches
-from dctps.train.optimise import build_optimiser, build_stepper, learning_rate, set_learning_rate
+from dctps.nn.logits import Inputs, logits_of, output_of
+from dctps.train.images import AnyBatches
+from dctps.train.optimise import set_learning_rate
+from dctps.train.plan import Plan
 from dctps.train.processes import Processes, wire_bytes
 from dctps.train.records import Checkpoint, Progress, epoch_number
-from dctps.train.reporter import Reporter, introduction, tensorboard_writer
-from dctps.train.result import Result, build_result, summary
-from dctps.train.runs import Run, RunError
-from dctps.train.settings import Runtime, Settings
+from dctps.train.reporter import Reporter, tensorboard_writer
+from dctps.train.result import Result
+from dctps.train.runs import RunError, RunFolder
+from dctps.train.settings import Runtime
 from dctps.train.signals import Interrupted, Signals
-from dctps.train.state import TrainingState, fingerprint
 
 OnEpoch = Callable[[dict[str, Any]], object]
 
 
 @dataclasses.dataclass(frozen=True)
 class Surroundings:
-    """What all trainings of one call share: how they are executed, the device, the processes and the data."""
+    """What all trainings of one call share: how they are executed, the device and the processes."""
 
     runtime: Runtime
     device: torch.device
     group: Processes
-    dataset: Dataset
 
 
 class Trainer:
     """The loop of one run in one process."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        surroundings: Surroundings,
-        run: Run,
-        model: nn.Module,
-        pruning: dict[str, Any] | None = None,
-    ) -> None:
-        self.settings, self.run, self.model, self.runtime = settings, run, model, surroundings.runtime
-        self.device, self.group, self.dataset = surroundings.device, surroundings.group, surroundings.dataset
+    def __init__(self, plan: Plan, surroundings: Surroundings, run: RunFolder) -> None:
+        self.plan, self.run, self.runtime = plan, run, surroundings.runtime
+        self.device, self.group = surroundings.device, surroundings.group
+        self.state, self.settings, self.model = plan.state, plan.state.settings, plan.state.model
         self._check_batch_size()
-        self.reporter = Reporter(self.runtime.quiet or not self.group.first)
-        batches = RunBatches.of(self.dataset, settings, self.device, self.group)
-        self.training, self.validation, self.test = batches.training, batches.validation, batches.test
-        optimiser = build_optimiser(model, settings)
-        self.stepper = build_stepper(model, optimiser, settings, len(self.training))
-        progress = Progress(pruning=pruning)
-        self.state = TrainingState(settings, fingerprint(self.dataset), model, optimiser, self.stepper, progress)
-        self.wire = wire_bytes(model)
+        self.reporter = Reporter(self.runtime.quiet or not self.group.first, plan.unit)
+        self.training, self.validation, self.test = plan.batches.training, plan.batches.validation, plan.batches.test
         self.resumed = self.stopped = False
         self.on_epoch: OnEpoch = lambda row: None  # called with the metrics of each epoch
         self.after_step: Callable[[int], object] = lambda done: None  # called with the number of steps done
@@ -125,7 +110,7 @@ class Trainer:
         if self.group.first:
             self.run.keep_metrics_before(self.progress.epoch)
         self.group.wait()
-        compiled = torch.compile(self.model) if self.settings.compile else self.model
+        compiled = torch.compile(self.model) if self.plan.compile else self.model
         self.network = self.group.parallel(compiled)  # type: ignore[arg-type]
         self.tensorboard = tensorboard_writer(self.runtime, self.run) if self.group.first else None
         self._introduce()
@@ -135,7 +120,6 @@ class Trainer:
     def _train_epoch(self, signals: Signals) -> None:
         p, s = self.progress, self.settings
         self.network.train()
-        set_learning_rate(self.state.optimiser, learning_rate(s, p.epoch))
         size, started, before = len(self.training.indices), time.perf_counter(), p.images
         for x, y in self.training.epoch(p.epoch, start=p.step):
             whole = min(s.batch_size, size - p.step * s.batch_size)
@@ -151,13 +135,14 @@ class Trainer:
         p.seconds += time.perf_counter() - started
         self.rate = (p.images - before) / max(1e-9, time.perf_counter() - started)
 
-    def _step(self, x: Tensor, y: Tensor, whole: int, signals: Signals) -> None:
+    def _step(self, x: Inputs, y: torch.Tensor, whole: int, signals: Signals) -> None:
         """One step on this process's share of a batch of `whole` images."""
         p = self.progress
         torch.manual_seed(derive_seed(self.settings.seed, f"step/{p.epoch}/{p.step}/{self.group.rank}"))
-        self.stepper.zero_grad()
+        set_learning_rate(self.state.optimiser, self.learning_rate(p.step))
+        self.state.stepper.zero_grad()
         with self._autocast():
-            logits = self.network(x)
+            logits = logits_of(output_of(self.network, x))
             # the mean over the whole batch, times the processes that DistributedDataParallel divides by
             loss = F.cross_entropy(logits.float(), y, reduction="sum") * (self.group.world / whole)
         correct = (logits.argmax(1) == y).sum().item()
@@ -167,9 +152,13 @@ class Trainer:
             raise RunError(self._diagnosis(x, f"loss is {total}"))
         self.stopped = stopped > 0  # all processes stop together: one that stopped alone would leave the others waiting
         loss.backward()
-        self.stepper.step()
+        self.state.stepper.step()
         self.after_step(p.epoch * len(self.training) + p.step + 1)
         p.count(total, correct, images)
+
+    def learning_rate(self, step: int) -> float:
+        """The learning rate of a step of this epoch."""
+        return self.plan.learning_rate(self.progress.epoch * len(self.training) + step)
 
     def _autocast(self) -> torch.autocast:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.settings.bf16)
@@ -181,7 +170,7 @@ class Trainer:
         self.group.share_buffers(self.model)
         validation = self.accuracy(self.validation)
         if validation > p.best_validation:  # strictly: the earliest of equals stays the best
-            test = validation if self.dataset.selects_on_test else self.accuracy(self.test)
+            test = validation if self.plan.batches.selects_on_test else self.accuracy(self.test)
             p.best_validation, p.best_epoch, p.test_at_best = validation, p.epoch, test
             if self.group.first:
                 self.run.save_best(self.model)
@@ -199,9 +188,9 @@ class Trainer:
             "loss": p.loss / p.images,
             "train": p.correct / p.images,
             "validation": validation,
-            "lr": learning_rate(self.settings, p.epoch),
+            "lr": self.learning_rate(p.step - 1),
             "seconds": round(p.seconds, 3),
-            "images_per_second": round(self.rate, 1),
+            f"{self.plan.unit}_per_second": round(self.rate, 1),
         }
 
     def _record(self, row: dict[str, Any]) -> None:
@@ -215,13 +204,13 @@ class Trainer:
                 self.tensorboard.add_scalar(name, row[name], epoch_number(row["epoch"]))
 
     @torch.no_grad()
-    def accuracy(self, batches: Batches) -> float:
+    def accuracy(self, batches: AnyBatches) -> float:
         """The fraction of images that are classified correctly, over all processes."""
         self.model.eval()
         correct = images = bad = 0.0
         for x, y in batches.epoch(0):
             with self._autocast():
-                logits = self.model(x)
+                logits = logits_of(output_of(self.model, x))
             correct += (logits.argmax(1) == y).sum().item()
             images += len(y)
             bad += not bool(logits.isfinite().all())
@@ -247,10 +236,10 @@ class Trainer:
 
     def _finish(self) -> Result:
         final = {"final_validation": self.accuracy(self.validation), "final_test": self.accuracy(self.test)}
-        result = build_result(self.run, self.state, final, self.wire, self.group.world)
+        result = self.plan.result(self.run, final)
         if self.group.first:
             self.run.save_result(result)
-        self.reporter.say(f"finished in {duration(self.progress.seconds)}: {summary(result)}")
+        self.reporter.say(f"finished in {duration(self.progress.seconds)}: {self.plan.summary(result)}")
         return result
 
     def _check_finite(self) -> None:
@@ -261,16 +250,16 @@ class Trainer:
     # --- words
 
     def _introduce(self) -> None:
-        for line in introduction(self.settings, self.model, self.progress.pruning):
+        for line in self.plan.introduction():
             self.reporter.say(line)
         if self.group.world > 1:
-            sent, dense = self.wire
+            sent, dense = wire_bytes(self.model)
             gradients = f"gradients per step: {sent:,} bytes each (dense network: {dense:,})"
             self.reporter.say(f"{self.group.world} processes; {gradients}")
         going_on = f", going on at epoch {epoch_number(self.progress.epoch)}" if self.resumed else ""
         self.reporter.say(f"run folder: {self.run.folder}{going_on}")
 
-    def _diagnosis(self, x: Tensor | None, what: str) -> str:
+    def _diagnosis(self, x: Inputs | None, what: str) -> str:
         p = self.progress
         with self._autocast():
             where = first_bad_layer(self.model, x)

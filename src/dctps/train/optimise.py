@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -42,10 +42,32 @@ def build_optimiser(model: nn.Module, settings: Settings) -> torch.optim.Optimiz
     return OPTIMISERS[settings.optimizer](parameter_groups(model, settings), settings)
 
 
+class RewiringSettings(Protocol):
+    """What the settings of every kind of training say about rewiring."""
+
+    @property
+    def rewire(self) -> str | None: ...
+    @property
+    def rewire_every(self) -> int: ...
+    @property
+    def rewire_until(self) -> float: ...
+    @property
+    def drop_fraction(self) -> float: ...
+    @property
+    def epochs(self) -> int: ...
+    @property
+    def seed(self) -> int: ...
+
+
 def build_stepper(
-    model: nn.Module, optimiser: torch.optim.Optimizer, settings: Settings, steps_per_epoch: int
+    model: nn.Module,
+    optimiser: torch.optim.Optimizer,
+    settings: RewiringSettings,
+    steps_per_epoch: int,
+    *,
+    has_offset: bool,
 ) -> torch.optim.Optimizer | Rewiring:
-    """What takes the steps: the optimiser, or the rewiring around it."""
+    """What takes the steps: the optimiser, or the rewiring around it; has_offset: whether layers have an offset D."""
     if settings.rewire is None:
         return optimiser
     plan = TrainingPlan(
@@ -54,22 +76,22 @@ def build_stepper(
         seed=settings.seed,
         drop_fraction=settings.drop_fraction,
         steps_per_epoch=steps_per_epoch,
-        has_offset=settings.offset is not None,
+        has_offset=has_offset,
     )
     return REWIRINGS[settings.rewire].for_training(model, optimiser, plan)
 
 
-def _together(groups: list[dict[str, Any]]) -> dict[str, Any]:
+def together(groups: list[dict[str, Any]]) -> dict[str, Any]:
     """Options that let one call update all the small tensors of a sparse network, fused where torch can."""
     devices = {parameter.device.type for group in groups for parameter in group["params"]}
     return {"fused": True} if devices <= {"cpu", "cuda"} else {"foreach": True}
 
 
 OPTIMISERS: dict[str, Callable[[list[dict[str, Any]], Settings], torch.optim.Optimizer]] = {
-    "adam": lambda groups, s: torch.optim.Adam(groups, lr=s.lr, weight_decay=s.weight_decay, **_together(groups)),
-    "adamw": lambda groups, s: torch.optim.AdamW(groups, lr=s.lr, weight_decay=s.weight_decay, **_together(groups)),
+    "adam": lambda groups, s: torch.optim.Adam(groups, lr=s.lr, weight_decay=s.weight_decay, **together(groups)),
+    "adamw": lambda groups, s: torch.optim.AdamW(groups, lr=s.lr, weight_decay=s.weight_decay, **together(groups)),
     "sgd": lambda groups, s: torch.optim.SGD(
-        groups, lr=s.lr, momentum=s.momentum, weight_decay=s.weight_decay, **_together(groups)
+        groups, lr=s.lr, momentum=s.momentum, weight_decay=s.weight_decay, **together(groups)
     ),
 }
 

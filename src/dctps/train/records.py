@@ -45,11 +45,10 @@ class EpochMetrics:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """What result.json and failure.json hold for every task."""
+class Origin:
+    """Where a result comes from: what result.json and failure.json hold for every kind of run."""
 
     id: str
-    settings: Annotated[Settings, Via(from_json)]
     commit: str | None
     versions: dict[str, str]
     cpu: str
@@ -57,7 +56,14 @@ class Outcome:
     finished: str
 
 
-AnyOutcome = TypeVar("AnyOutcome", bound=Outcome)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Outcome(Origin):
+    """What result.json and failure.json hold for every task."""
+
+    settings: Annotated[Settings, Via(from_json)]
+
+
+AnyOutcome = TypeVar("AnyOutcome", bound=Origin)
 
 
 def parse_outcome(kind: type[AnyOutcome], content: Any, run: str) -> AnyOutcome:
@@ -193,3 +199,4 @@ class Checkpoint:
     progress: Progress
     tuning: dict[str, dict[str, Amount]] = dataclasses.field(default_factory=dict)  # of the choice of backends
     stepper: Annotated[dict[str, Any] | None, Via(_rewiring)] = None  # of the rewiring, if there is one
+    base: str | None = None  # the fingerprint of the frozen parameters of a fine-tuned network, which are not here

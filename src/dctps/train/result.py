@@ -8,38 +8,48 @@ from torch import nn
 from dctps.base.provenance import provenance
 from dctps.methods.subspace.subspace import Subspace
 from dctps.nn.report import report
+from dctps.train.processes import wire_bytes
 from dctps.train.records import epoch_number
-from dctps.train.runs import Run
-from dctps.train.settings import to_json
+from dctps.train.runs import RunFolder
+from dctps.train.settings import Settings, to_json
 from dctps.train.state import TrainingState
 
 Result = dict[str, Any]
 
 
 def build_result(
-    run: Run, state: TrainingState, final: dict[str, float], wire: tuple[int, int], processes: int
+    run: RunFolder, settings: Settings, state: TrainingState, final: dict[str, float], processes: int
 ) -> Result:
-    """The content of result.json.
-
-    final: the accuracies at the end.
-    wire: bytes of gradients that a process sends in each step, and those of the dense network.
-    """
-    p = state.progress
-    best = {"best_validation": p.best_validation, "best_epoch": p.best_epoch, "test_at_best": p.test_at_best}
+    """The content of result.json; final: the accuracies at the end."""
+    sent, dense = wire_bytes(state.model)
     file_bytes = run.best.stat().st_size if run.best.exists() else None
     result = {
         "id": run.id,
-        "settings": to_json(state.settings),
-        "accuracy": {**best, **final},
+        "settings": to_json(settings),
+        **outcome(state, final),
         "weights": count_weights(state.model),
-        "pruning": p.pruning,
-        "rewirings": getattr(state.stepper, "updates", None),
-        "bytes": {"file": file_bytes, "per_step": wire[0], "dense_per_step": wire[1]},
-        "seconds": round(p.seconds, 3),
+        "bytes": {"file": file_bytes, "per_step": sent, "dense_per_step": dense},
         "processes": processes,
         **provenance(),
     }
-    return dict(json.loads(json.dumps(result)))  # exactly what a later call reads from the file
+    return as_read(result)
+
+
+def outcome(state: TrainingState, final: dict[str, float]) -> Result:
+    """What the results of all kinds of training say: the accuracies, and what the training has cost."""
+    p = state.progress
+    best = {"best_validation": p.best_validation, "best_epoch": p.best_epoch, "test_at_best": p.test_at_best}
+    return {
+        "accuracy": {**best, **final},
+        "pruning": p.pruning,
+        "rewirings": getattr(state.stepper, "updates", None),
+        "seconds": round(p.seconds, 3),
+    }
+
+
+def as_read(result: Result) -> Result:
+    """Return a result exactly as a later call reads it from its file."""
+    return dict(json.loads(json.dumps(result)))
 
 
 def count_weights(model: nn.Module) -> dict[str, int]:

@@ -11,7 +11,7 @@ import io
 import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import torch
 from safetensors.torch import load as deserialize
@@ -25,7 +25,7 @@ from dctps.checkpoint.save import save
 from dctps.nn.batchnorm import SparseBatchNorm
 from dctps.nn.dps_layer import DpsLayer
 from dctps.train.records import Checkpoint, EpochMetrics, TrainingResult, parse_network, parse_outcome
-from dctps.train.settings import Settings, from_json, run_id, to_json
+from dctps.train.settings import AnySettings, Settings, run_id, settings_from, to_json
 
 T = TypeVar("T")
 
@@ -38,28 +38,30 @@ class Busy(RunError):  # noqa: N818
     """Another process is training this run."""
 
 
-class Run:
-    """The folder of one run."""
+class RunFolder:
+    """The folder of one run, of any kind of training; a subclass says what its settings, metrics and result are."""
+
+    settings_kind: type[Any]
+    metrics_kind: type[Any]
+    result_kind: type[Any]
+    prefix = ""  # the beginning of the folder's name
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.last, self.best = folder / "last.pt", folder / "best.safetensors"
-        self.rewind = folder / "rewind.pt"  # the network from which later rounds of lottery tickets start
         self.metrics, self.result = folder / "metrics.jsonl", folder / "result.json"
-        self.supports = folder / "supports.safetensors"
-        self.failure = folder / "failure.json"  # says why there is no result
         self.config = folder / "config.json"
 
     @classmethod
-    def at(cls, settings: Settings, runs: Path, prefix: str = "") -> "Run":
+    def at(cls, settings: AnySettings, runs: Path, prefix: str = "") -> Self:
         """The run of these settings in the folder `runs`; nothing is made, and the run need not exist.
 
         prefix: the beginning of the folder's name, for tasks other than training.
         """
-        return cls(runs / f"{prefix}{run_id(settings)}")
+        return cls(runs / f"{prefix or cls.prefix}{run_id(settings)}")
 
     @classmethod
-    def open(cls, settings: Settings, runs: Path, prefix: str = "") -> "Run":
+    def open(cls, settings: AnySettings, runs: Path, prefix: str = "") -> Self:
         """The run of these settings, whose folder is made if it is not there; `RunError` if it holds another run."""
         run = cls.at(settings, runs, prefix)
         try:
@@ -71,7 +73,7 @@ class Run:
             raise RunError(
                 f"cannot make the run folder {run.folder}: {error.strerror}; choose another with --runs"
             ) from error
-        if run.settings() != settings:
+        if run.read_settings() != settings:
             raise RunError(f"{run.folder} holds the run of other settings; move it away")
         return run
 
@@ -84,15 +86,9 @@ class Run:
     def locked(self) -> Iterator[None]:
         """Keep others from training in this folder; the lock ends with the process, however that ends."""
         with self._flock("lock"):
-            for path in (self.last, self.best, self.rewind, self.metrics, self.result):  # nobody else writes them now
+            for path in self.written():  # nobody else writes them now
                 with self._writing(path):
                     remove_leftovers(path)
-            yield
-
-    @contextlib.contextmanager
-    def claimed(self) -> Iterator[None]:
-        """Keep other drivers from this run, which may be trained in another process or on another machine."""
-        with self._flock("claim"):
             yield
 
     @contextlib.contextmanager
@@ -106,28 +102,28 @@ class Run:
                 raise Busy(f"another process is training in {self.folder}") from None
             yield
 
-    def settings(self) -> Settings:
+    def written(self) -> list[Path]:
+        """The files that only a process writes which has locked the folder."""
+        return [self.last, self.best, self.metrics, self.result]
+
+    def read_settings(self) -> Any:
         """The settings in config.json; `RunError` if it cannot be read."""
         with self._reading(self.config, f"delete {self.folder} to start this run again"):
-            return from_json(parse_text(read_text(self.config)))
+            return settings_from(parse_text(read_text(self.config)), self.settings_kind)
 
     def finished(self) -> dict[str, Any] | None:
-        """The result of a training, as result.json has it; None if the run is not finished."""
+        """The result, as result.json has it; None if the run is not finished."""
         with self._reading(self.result, "delete it to finish the run again"):
             try:
                 content: dict[str, Any] = parse_text(read_text(self.result))
             except (FileNotFoundError, NotADirectoryError):
                 return None
-            parse_outcome(TrainingResult, content, self.id)
+            parse_outcome(self.result_kind, content, self.id)
             return content
 
     def save_state(self, state: dict[str, Any]) -> None:
         """Write a checkpoint in place of the last one."""
         self._save(self.last, state)
-
-    def save_rewind(self, state: dict[str, Any]) -> None:
-        """Write the state of the network from which later rounds of lottery tickets start."""
-        self._save(self.rewind, state)
 
     def _save(self, path: Path, state: dict[str, Any]) -> None:
         content = io.BytesIO()  # so that a full disk is reported by the system: torch's own message does not say it
@@ -138,25 +134,6 @@ class Run:
         """The last checkpoint; None if there is none."""
         return _load(self.last, _checkpoint) if self.last.exists() else None
 
-    def load_rewind(self) -> dict[str, Any]:
-        """The state of the network from which later rounds of lottery tickets start."""
-        return _load(self.rewind, parse_network)
-
-    def save_supports(self, model: nn.Module) -> None:
-        """Write where the weights of a network are, for other tasks that need the same network."""
-        layers = {f"{n}.positions": m.positions.cpu() for n, m in model.named_modules() if isinstance(m, DpsLayer)}
-        if layers:
-            self._write(self.supports, lambda file: file.write_bytes(serialize(layers)))
-
-    def load_supports(self) -> dict[str, torch.Tensor] | None:
-        """The positions that `save_supports` wrote; None if the run has no result."""
-        if not (self.supports.exists() and self.result.exists()):
-            return None
-        try:
-            return deserialize(self.supports.read_bytes())
-        except Exception as error:
-            raise RunError(f"{self.supports} is damaged ({error}); delete {self.folder} to make it again") from error
-
     def save_best(self, model: nn.Module) -> None:
         """Write the network to a file: a sparse one as `dctps.save` does, a dense one as plain safetensors."""
         if any(isinstance(module, DpsLayer | SparseBatchNorm) for module in model.modules()):
@@ -166,33 +143,20 @@ class Run:
         state = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
         self._write(self.best, lambda file: file.write_bytes(serialize(state)))
 
-    def take_over(self, other: "Run") -> None:
-        """Take the best network and the metrics of another run, which this one continues."""
-        for mine, theirs in ((self.best, other.best), (self.metrics, other.metrics)):
-            try:
-                content = theirs.read_bytes()
-            except OSError as error:
-                raise RunError(f"cannot read {theirs}: {error.strerror}; train without --continue-from") from error
-            self._write(mine, lambda file, content=content: file.write_bytes(content))  # type: ignore[misc]
-
     def save_result(self, result: dict[str, Any]) -> None:
         """Write the result, which finishes the run."""
         self._write(self.result, lambda file: file.write_text(json.dumps(result, indent=1) + "\n"))
-
-    def save_failure(self, failure: dict[str, Any]) -> None:
-        """Write why there is no result."""
-        self._write(self.failure, lambda file: file.write_text(json.dumps(failure, indent=1) + "\n"))
 
     def keep_metrics_before(self, epoch: int) -> None:
         """Drop the metrics of this and later epochs, which are trained again."""
         kept = [json.dumps(vars(row)) for row in self.read_metrics() if row.epoch < epoch]
         self._write(self.metrics, lambda file: file.write_text("".join(f"{line}\n" for line in kept)))
 
-    def read_metrics(self) -> list[EpochMetrics]:
+    def read_metrics(self) -> list[Any]:
         """The metrics epoch by epoch; a last line that a kill has cut short is left out."""
         with self._reading(self.metrics, "delete it to go on without these metrics"):
             try:
-                return parse_metrics(read_lines(self.metrics))
+                return parse_metrics(read_lines(self.metrics), self.metrics_kind)
             except (FileNotFoundError, NotADirectoryError):
                 return []
 
@@ -228,12 +192,75 @@ class Run:
         return f"the last good checkpoint is {self.last}" if self.last.exists() else "there is no checkpoint yet"
 
 
-def parse_metrics(lines: Sequence[str]) -> list[EpochMetrics]:
+class Run(RunFolder):
+    """The folder of a run by the paper's protocol."""
+
+    settings_kind, metrics_kind, result_kind = Settings, EpochMetrics, TrainingResult
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.rewind = folder / "rewind.pt"  # the network from which later rounds of lottery tickets start
+        self.supports = folder / "supports.safetensors"
+        self.failure = folder / "failure.json"  # says why there is no result
+
+    def settings(self) -> Settings:
+        """The settings in config.json; `RunError` if it cannot be read."""
+        settings: Settings = self.read_settings()
+        return settings
+
+    def written(self) -> list[Path]:
+        """The files that only a process writes which has locked the folder."""
+        return [*super().written(), self.rewind]
+
+    @contextlib.contextmanager
+    def claimed(self) -> Iterator[None]:
+        """Keep other drivers from this run, which may be trained in another process or on another machine."""
+        with self._flock("claim"):
+            yield
+
+    def save_rewind(self, state: dict[str, Any]) -> None:
+        """Write the state of the network from which later rounds of lottery tickets start."""
+        self._save(self.rewind, state)
+
+    def load_rewind(self) -> dict[str, Any]:
+        """The state of the network from which later rounds of lottery tickets start."""
+        return _load(self.rewind, parse_network)
+
+    def save_supports(self, model: nn.Module) -> None:
+        """Write where the weights of a network are, for other tasks that need the same network."""
+        layers = {f"{n}.positions": m.positions.cpu() for n, m in model.named_modules() if isinstance(m, DpsLayer)}
+        if layers:
+            self._write(self.supports, lambda file: file.write_bytes(serialize(layers)))
+
+    def load_supports(self) -> dict[str, torch.Tensor] | None:
+        """The positions that `save_supports` wrote; None if the run has no result."""
+        if not (self.supports.exists() and self.result.exists()):
+            return None
+        try:
+            return deserialize(self.supports.read_bytes())
+        except Exception as error:
+            raise RunError(f"{self.supports} is damaged ({error}); delete {self.folder} to make it again") from error
+
+    def take_over(self, other: "Run") -> None:
+        """Take the best network and the metrics of another run, which this one continues."""
+        for mine, theirs in ((self.best, other.best), (self.metrics, other.metrics)):
+            try:
+                content = theirs.read_bytes()
+            except OSError as error:
+                raise RunError(f"cannot read {theirs}: {error.strerror}; train without --continue-from") from error
+            self._write(mine, lambda file, content=content: file.write_bytes(content))  # type: ignore[misc]
+
+    def save_failure(self, failure: dict[str, Any]) -> None:
+        """Write why there is no result."""
+        self._write(self.failure, lambda file: file.write_text(json.dumps(failure, indent=1) + "\n"))
+
+
+def parse_metrics(lines: Sequence[str], kind: type[Any] = EpochMetrics) -> list[Any]:
     """The rows in the lines of metrics.jsonl; RecordError, with the line, if there is something else."""
-    rows = list[EpochMetrics]()
+    rows = list[Any]()
     for number, line in enumerate(lines, 1):
         try:
-            rows.append(parse(EpochMetrics, parse_text(line)))
+            rows.append(parse(kind, parse_text(line)))
             if len(rows) > 1 and rows[-1].epoch <= rows[-2].epoch:
                 raise RecordError(f"is {rows[-1].epoch}, after {rows[-2].epoch}", ".epoch")
         except RecordError as error:

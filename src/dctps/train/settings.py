@@ -9,12 +9,36 @@ import dataclasses
 import hashlib
 import json
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, TypeVar
 
 from dctps.base.words import printable
 from dctps.train.settings_checks import check_settings, normalise_paths, normalise_settings
 
 Offset = str | None
+
+
+class AnySettings(Protocol):
+    """What the settings of every kind of training have; they are frozen dataclasses of plain values."""
+
+    @property
+    def model(self) -> str: ...
+    @property
+    def data(self) -> str: ...
+    @property
+    def epochs(self) -> int: ...
+    @property
+    def batch_size(self) -> int: ...
+    @property
+    def seed(self) -> int: ...
+    @property
+    def bf16(self) -> bool: ...
+
+    def identity(self) -> dict[str, Any]:
+        """Return the settings that decide the id, as JSON has them."""
+        ...
+
+
+S = TypeVar("S", bound=AnySettings)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,6 +153,14 @@ class Settings:
         normalise_settings(self)
         check_settings(self)
 
+    def identity(self) -> dict[str, Any]:
+        """Return what differs from the first defaults; settings at a later default without effect are left out."""
+        first = {field.name: FIRST_DEFAULTS.get(field.name, field.default) for field in dataclasses.fields(self)}
+        changed = set(non_defaults(self))
+        named = {name for name, value in first.items() if getattr(self, name) != value}
+        named -= _without_effect(self) - changed
+        return {name: value for name, value in _as_json(self).items() if name in named}
+
 
 @dataclasses.dataclass(frozen=True)
 class Runtime:
@@ -156,13 +188,13 @@ class Runtime:
 # --- in and out of JSON ---------------------------------------------------------------------------------------------
 
 
-def non_defaults(settings: Settings) -> dict[str, Any]:
+def non_defaults(settings: AnySettings) -> dict[str, Any]:
     """The settings that differ from their defaults, as JSON has them."""
-    defaults = {field.name: field.default for field in dataclasses.fields(settings)}
+    defaults = {field.name: field.default for field in dataclasses.fields(type(settings))}  # type: ignore[arg-type]
     return {name: value for name, value in _as_json(settings).items() if getattr(settings, name) != defaults[name]}
 
 
-def _as_json(settings: Settings) -> dict[str, Any]:
+def _as_json(settings: AnySettings) -> dict[str, Any]:
     """All settings, with lists in place of tuples."""
     return {name: list(v) if isinstance(v, tuple) else v for name, v in vars(settings).items()}
 
@@ -170,19 +202,10 @@ def _as_json(settings: Settings) -> dict[str, Any]:
 FIRST_DEFAULTS: dict[str, Any] = {"offset": "dct", "alpha": 1.0}  # of the settings whose defaults have changed
 
 
-def run_id(settings: Settings) -> str:
+def run_id(settings: AnySettings) -> str:
     """Twelve hexadecimal digits: the same settings have the same id, on every platform and for ever."""
-    text = json.dumps(_identity(settings), sort_keys=True, separators=(",", ":"))
+    text = json.dumps(settings.identity(), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:12]
-
-
-def _identity(settings: Settings) -> dict[str, Any]:
-    """The settings that differ from the first defaults; those at a later default that have no effect are left out."""
-    first = {field.name: FIRST_DEFAULTS.get(field.name, field.default) for field in dataclasses.fields(settings)}
-    changed = set(non_defaults(settings))
-    named = {name for name, value in first.items() if getattr(settings, name) != value}
-    named -= _without_effect(settings) - changed
-    return {name: value for name, value in _as_json(settings).items() if name in named}
 
 
 def _without_effect(settings: Settings) -> set[str]:
@@ -192,20 +215,30 @@ def _without_effect(settings: Settings) -> set[str]:
     return {"alpha"} if settings.offset is None else set()
 
 
-def to_json(settings: Settings) -> dict[str, Any]:
+def to_json(settings: AnySettings) -> dict[str, Any]:
     """All settings as a JSON object."""
-    return dataclasses.asdict(settings)
+    return dict(vars(settings))
 
 
 def from_json(content: Any) -> Settings:
     """Settings from a JSON object; keys that are left out keep their defaults, unknown ones are an error."""
+    return settings_from(content, Settings)
+
+
+def settings_from(content: Any, kind: type[S]) -> S:
+    """Settings of a kind from a JSON object."""
     if not isinstance(content, dict):
         raise ValueError(f"settings are a JSON object, not {type(content).__name__}")
-    names = {field.name for field in dataclasses.fields(Settings)}
+    fields = dataclasses.fields(kind)  # type: ignore[arg-type]
+    names = {field.name for field in fields}
     unknown = sorted(set(content) - names)
     if unknown:
         raise ValueError(f"unknown settings {printable(', '.join(unknown))}; there are: {', '.join(sorted(names))}")
-    return Settings(**content)
+    if missing := [
+        field.name for field in fields if field.default is dataclasses.MISSING and field.name not in content
+    ]:
+        raise ValueError(f"the setting {missing[0]} is missing")
+    return kind(**content)
 
 
 PUBLISHED = Settings(offset="dct", alpha=1.0)  # the paper's main protocol

@@ -9,6 +9,7 @@ import functools
 import math
 import os
 import typing
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -58,11 +59,16 @@ def normalise_paths(runtime: Any) -> None:
 
 def check_settings(settings: Any) -> None:
     """Raise ValueError, which names the setting, its value and what is possible, if something is wrong."""
-    for field in dataclasses.fields(settings):
-        _check_type(_hints(settings)[field.name], field.name, getattr(settings, field.name))
+    check_types(settings)
     _check_ranges(settings)
     _check_methods(settings)
     _check_lottery(settings)
+
+
+def check_types(settings: Any) -> None:
+    """Raise ValueError, which names the setting, unless every value has the declared type."""
+    for field in dataclasses.fields(settings):
+        _check_type(_hints(settings)[field.name], field.name, getattr(settings, field.name))
 
 
 def _hints(settings: Any) -> dict[str, Any]:
@@ -83,8 +89,9 @@ def _check_type(hint: Any, name: str, value: Any) -> None:
         if value not in words and not (value is None and type(None) in options):
             raise ValueError(f"unknown {name} {value!r}; choose one of: {', '.join(words)}")
         return
-    if name == "milestones":
-        good = isinstance(value, tuple) and all(type(n) is int and 0 <= n <= LARGEST_INT for n in value)
+    if typing.get_origin(hint) is tuple:
+        good = isinstance(value, tuple) and all(type(part) is options[0] for part in value)
+        good = good and all(0 <= part <= LARGEST_INT for part in value if options[0] is int)
     else:
         good = type(value) in (options or (hint,))  # a bool is an int to Python, but not here
     too_large = type(value) is int and abs(value) > LARGEST_INT
@@ -93,17 +100,24 @@ def _check_type(hint: Any, name: str, value: Any) -> None:
         raise ValueError(f"setting {name} cannot be {value!r}; it is of type {kind}")
 
 
-def _check_ranges(settings: Any) -> None:
+def check_ranges(
+    settings: Any, positive: Iterable[str] = (), not_negative: Iterable[str] = (), fractions: Iterable[str] = ()
+) -> None:
+    """Raise ValueError unless the settings of these names are so; fractions are in (0, 1]."""
     given = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
-    for name in POSITIVE:
+    for name in positive:
         if given[name] is not None and not given[name] > 0:
             raise ValueError(f"{name} must be positive, not {given[name]}")
-    for name in NOT_NEGATIVE:
+    for name in not_negative:
         if given[name] < 0:
             raise ValueError(f"{name} must not be negative, but is {given[name]}")
-    for name in FRACTIONS:
+    for name in fractions:
         if given[name] is not None and not 0 < given[name] <= 1:
             raise ValueError(f"{name} must be in (0, 1], not {given[name]}")
+
+
+def _check_ranges(settings: Any) -> None:
+    check_ranges(settings, POSITIVE, NOT_NEGATIVE, FRACTIONS)
     if settings.density is not None and not 0 < settings.density <= 1:
         raise ValueError(f"density must be in (0, 1], not {settings.density}; leave it out for the dense network")
     if not 0 <= settings.momentum < 1:

@@ -9,9 +9,10 @@ from torch import Tensor, nn
 
 from dctps.data import Dataset
 from dctps.methods.rewiring.base import Rewiring
+from dctps.nn.finetune import load_trained_state, trained_state
 from dctps.ops import stored_times
 from dctps.train.records import Checkpoint, Progress
-from dctps.train.settings import Settings, run_id
+from dctps.train.settings import AnySettings, run_id
 
 FREE_OPTIONS = {"lr", "fused", "foreach"}  # of an optimiser: every epoch sets the first, the device decides the others
 
@@ -20,17 +21,18 @@ FREE_OPTIONS = {"lr", "fused", "foreach"}  # of an optimiser: every epoch sets t
 class TrainingState:
     """All that changes while a run trains, and what must be the same when it goes on."""
 
-    settings: Settings
+    settings: AnySettings
     data_digest: str
     model: nn.Module
     optimiser: torch.optim.Optimizer
     stepper: torch.optim.Optimizer | Rewiring  # what takes the steps: the optimiser, or the rewiring around it
     progress: Progress
+    base: str | None = None  # the fingerprint of the parameters that are frozen, and no part of the checkpoint
 
     def content(self) -> dict[str, Any]:
         """What a checkpoint holds: tensors and plain values."""
-        content: dict[str, Any] = {"model": self.model.state_dict(), "optimiser": self.optimiser.state_dict()}
-        content |= {"data": self.data_digest}
+        content: dict[str, Any] = {"model": trained_state(self.model), "optimiser": self.optimiser.state_dict()}
+        content |= {"data": self.data_digest} | ({} if self.base is None else {"base": self.base})
         content |= {"tuning": stored_times.used_times()}  # other backends would round differently
         if self.stepper is not self.optimiser:
             content["stepper"] = self.stepper.state_dict()
@@ -40,7 +42,7 @@ class TrainingState:
         """Go on from a checkpoint; ValueError or another error if it is of another run, or damaged."""
         self._check_same(saved)
         self._check_progress(saved.progress, steps_per_epoch)
-        self.model.load_state_dict(saved.model)
+        load_trained_state(self.model, saved.model)
         self._restore_optimiser(saved.optimiser)
         if self.stepper is not self.optimiser:
             if saved.stepper is None:
@@ -54,6 +56,8 @@ class TrainingState:
             raise ValueError("it is of other settings")
         if saved.data != self.data_digest:
             raise ValueError(f"it was trained on other data than {self.settings.data} now holds")
+        if saved.base != self.base:
+            raise ValueError(f"it was trained from other weights than {self.settings.model} now has")
 
     def _check_progress(self, progress: Progress, steps: int) -> None:
         """ValueError unless the settings lead through this place of the training."""

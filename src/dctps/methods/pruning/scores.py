@@ -22,8 +22,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from dctps.methods.pruning.scored_network import ScoredNetwork
-from dctps.methods.pruning.scoring_data import Batch, ScoringData, logits_of
+from dctps.methods.pruning.scoring_data import Batch, ScoringData
 from dctps.nn.diagnose import first_bad_layer
+from dctps.nn.logits import logits_of
 
 TEMPERATURE = 200.0  # GraSP divides the logits by it
 

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dctps.base.registry import lookup
+from dctps.nn.logits import logits_of
 
 Inputs = tuple[Tensor, ...] | Mapping[str, Any]  # the arguments of the network, nearly always one; or by their names
 Batch = tuple[Inputs, Any]  # inputs and labels
@@ -137,11 +138,6 @@ def checked_loss(loss: str | Loss) -> Loss:
         return _scalar(named(logits, _labels(logits, labels)))
 
     return of_logits
-
-
-def logits_of(output: Any) -> Any:
-    """Return the logits of a network: its output, or the part of it that is called so, as in transformers."""
-    return output if isinstance(output, Tensor) else getattr(output, "logits", output)
 
 
 def _labels(logits: Any, labels: Any) -> Tensor:

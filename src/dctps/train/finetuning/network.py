@@ -1,0 +1,37 @@
+"""What is known of the pretrained network of a fine-tuning: how it takes texts or images, and what is new in it."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+
+from torch import nn
+
+from dctps.data.texts import Tokens
+
+IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # mean and deviation of its pixels as fractions
+
+
+@dataclasses.dataclass(frozen=True)
+class Tokenizer:
+    """How a network takes texts: what makes tokens of them, and what fills up short ones."""
+
+    encode: Callable[[Sequence[str]], list[Tokens]]
+    padding: Mapping[str, int]
+    left: bool  # whether texts are filled up on the left
+
+
+@dataclasses.dataclass(frozen=True)
+class Look:
+    """How a network takes images: height and width, or None where it does not say, mean and standard deviation."""
+
+    size: int | None = None
+    mean: tuple[float, ...] = IMAGENET[0]
+    std: tuple[float, ...] = IMAGENET[1]
+
+
+@dataclasses.dataclass(frozen=True)
+class Network:
+    """A network with an output for each class; `new`: the parameters that are not pretrained but drawn by the seed."""
+
+    model: nn.Module
+    takes: Tokenizer | Look
+    new: tuple[str, ...] = ()
