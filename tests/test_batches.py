@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dctps.data import Batches, split
-from dctps.data.batches import _generator
+from dctps.data.batches import epoch_generator
 
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.25, 0.3)
 
@@ -41,7 +41,7 @@ def test_batches_equal_a_slow_loop_over_the_samples(padding, flip, channels_last
     batches = Batches(images, labels, indices, 8, MEAN, STD, **options)
 
     def drawn(purpose, limit):
-        return torch.randint(limit, (len(images),), generator=_generator(3, 7, purpose)).tolist()
+        return torch.randint(limit, (len(images),), generator=epoch_generator(3, 7, purpose)).tolist()
 
     top, left, flipped = drawn("top", 2 * padding + 1), drawn("left", 2 * padding + 1), drawn("flip", 2)
     seen = []

@@ -654,7 +654,7 @@ def test_no_folder_and_an_empty_folder(tmp_path):
 def counted(monkeypatch):
     """The names of the images decoded."""
     names, real = [], images._pixels
-    monkeypatch.setattr(images, "_pixels", lambda source, name: names.append(name) or real(source, name))
+    monkeypatch.setattr(images, "_pixels", lambda source, name, size: names.append(name) or real(source, name, size))
     return names
 
 

@@ -313,6 +313,8 @@ def test_nothing_missing_is_not_mentioned():
     said = small_print(drawn(trainings(THREE)))
     assert said == "paper scale: 160 epochs; mean and standard deviation (band or bar) of 3 seeds"
     assert small_print(drawn(trainings({0.05: (0.9,)}))) == "paper scale: 160 epochs; one seed"
+    said = small_print(drawn(trainings({0.05: (0.9, "missing", "missing")})))  # seeds that were not run do not count
+    assert said == "paper scale: 160 epochs; one seed; 2 of 3 runs missing"
 
 
 def test_a_method_without_any_result_is_left_out_of_the_legend():

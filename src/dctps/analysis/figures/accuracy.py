@@ -189,8 +189,8 @@ def _handles(grid: Sequence[Any], looks: dict[str, Look]) -> list[Any]:
 
 
 def _words(rows: Sequence[TrainingRow]) -> str:
-    seeds = max(point.asked for point in points(rows))
-    means = "one seed" if seeds == 1 else f"mean and standard deviation (band or bar) of {seeds} seeds"
+    seeds = max(point.asked - point.missing for point in points(rows))
+    means = "one seed" if seeds <= 1 else f"mean and standard deviation (band or bar) of {seeds} seeds"
     aside = "side by side: lines of one density" if _are_aside(rows) else ""
     return captions.joined(captions.training_words(rows), means, aside, captions.missing_words(rows))
 

@@ -71,6 +71,6 @@ def means(rows: Sequence[EpochRow]) -> dict[int, float]:
 
 
 def _words(rows: Sequence[EpochRow]) -> str:
-    seeds = len({row.seed for row in rows})
-    means = "one seed" if seeds == 1 else f"means of {seeds} seeds"
+    seeds = len({row.seed for row in rows if row.epoch is not None})
+    means = "one seed" if seeds <= 1 else f"means of {seeds} seeds"
     return captions.joined(captions.training_words(rows), means, captions.missing_words(rows))

@@ -78,7 +78,8 @@ def _most_different(taken: set[Look]) -> Look:
 
 
 def _free_looks() -> Iterator[Look]:
-    """Yield looks that are not in LOOKS. They repeat after 210, as nobody can tell more of them apart."""
+    """Yield looks that are not in LOOKS, filled or not. They repeat after 210; nobody can tell more of them apart."""
+    taken = set(map(plotly_look, LOOKS.values()))
     cycles = (itertools.cycle(choices) for choices in (FREE_COLOURS, FREE_MARKERS, FREE_DASHES))
     looks = (Look(colour, marker, dash) for colour, marker, dash in zip(*cycles, strict=False))
-    return (look for look in looks if look not in LOOKS.values())
+    return (look for look in looks if plotly_look(look) not in taken)
