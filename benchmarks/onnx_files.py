@@ -1,10 +1,10 @@
 """ONNX files with recipes beside dense ones: bytes, time to load, time per batch in ONNX Runtime, largest difference.
 
-    python benchmarks/onnx_files.py [--models lenet vgg19 ...] [--rounds 7]
+    python benchmarks/onnx_files.py [--models lenet vgg19 ...] [--rounds 11]
 
 Writes results/bench-onnx-files.csv. The networks have random values, as trained ones have, and the running statistics
-of noise. Both files are loaded three times. Their batches are timed in rounds, in which each file has its turn, so that
-whatever else the machine does hits both alike; times of batches are medians, in seconds.
+of noise. In each round both files are loaded anew and have their turns, so that whatever else the machine does, and
+where a session's memory happens to lie, hits both alike. Times are medians of the rounds, in seconds.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from dctps.export.check import session
 from dctps.nn.dps_layer import DpsLayer
 
 BATCHES = (1, 32)
-MOST_IMAGES = 64  # images that a session computes in a turn: batches of one image are short, so there are more of them
+SETTLING, TURN = 0.05, 0.2  # seconds of batches that do not count, and that count
 
 
 def vit() -> nn.Module:
@@ -68,43 +68,41 @@ def row(name: str, rounds: int, folder: Path) -> list[object]:
     recipe = dctps.export_onnx(net, folder / "recipe.onnx", x)
     half = dctps.export_onnx(net, folder / "half.onnx", x, float16=True)
     dense = dctps.export_onnx(net, folder / "dense.onnx", x, dense=True)
-    (load_recipe, ours), (load_dense, theirs) = map(loaded, (recipe.file, dense.file))
-    times = [number for batch in BATCHES for number in timed(ours, theirs, torch.randn(batch, 3, 32, 32), rounds)]
+    batches = [torch.randn(batch, 3, 32, 32) for batch in BATCHES]
+    measured = [one_round(recipe.file, dense.file, batches) for _ in range(rounds)]
+    times = [statistics.median(column) for column in zip(*measured, strict=True)]
     sizes = [(folder / "net.safetensors").stat().st_size, recipe.bytes, half.bytes, dense.bytes]
     differences = [recipe.difference, half.difference, recipe.largest]
-    return [name, NETWORKS[name][1], *sizes, *map(short, [load_recipe, load_dense, *times, *differences])]
+    return [name, NETWORKS[name][1], *sizes, *map(short, [*times, *differences])]
 
 
 def short(number: float | None) -> str:
     return f"{number:.4g}"
 
 
+def one_round(recipe: Path, dense: Path, batches: list[Tensor]) -> list[float]:
+    """The seconds of loading both files, and then, for each batch, the median seconds of both sessions."""
+    (load_recipe, ours), (load_dense, theirs) = map(loaded, (recipe, dense))
+    return [load_recipe, load_dense, *(turn(found, x) for x in batches for found in (ours, theirs))]
+
+
 def loaded(file: Path) -> tuple[float, Any]:
-    """The seconds that ONNX Runtime takes to load a file, the best of three, and its session."""
-    seconds = []
-    for _ in range(3):
-        start = time.perf_counter()
-        found = session(file.read_bytes())
-        seconds.append(time.perf_counter() - start)
-    return min(seconds), found
+    """The seconds that ONNX Runtime takes to load a file, and its session."""
+    start = time.perf_counter()
+    found = session(file.read_bytes())
+    return time.perf_counter() - start, found
 
 
-def timed(ours: Any, theirs: Any, x: Tensor, rounds: int) -> tuple[float, float]:
-    """The median seconds of a batch in both sessions, which take turns of several batches.
-
-    The first two batches of a turn do not count: the threads of the other session spin for a moment after its last one.
-    """
-    seconds: tuple[list[float], list[float]] = ([], [])
-    for _ in range(rounds):
-        for found, times in zip((ours, theirs), seconds, strict=True):
-            times.extend(turn(found, x, MOST_IMAGES // len(x))[2:])
-    return statistics.median(seconds[0]), statistics.median(seconds[1])
+def turn(found: Any, x: Tensor) -> float:
+    """The median seconds of a batch; the threads of the other session spin for a moment, which does not count."""
+    repeated(found, x, SETTLING)
+    return statistics.median(repeated(found, x, TURN))
 
 
-def turn(found: Any, x: Tensor, batches: int) -> list[float]:
-    """The seconds of two batches more than asked for, one after the other."""
-    feed, seconds = {found.get_inputs()[0].name: x.numpy()}, []
-    for _ in range(batches + 2):
+def repeated(found: Any, x: Tensor, least: float) -> list[float]:
+    """The seconds of batches, one after the other, until these are at least two and have taken so many seconds."""
+    feed, seconds = {found.get_inputs()[0].name: x.numpy()}, list[float]()
+    while len(seconds) < 2 or sum(seconds) < least:
         start = time.perf_counter()
         found.run(None, feed)
         seconds.append(time.perf_counter() - start)
@@ -114,7 +112,7 @@ def turn(found: Any, x: Tensor, batches: int) -> list[float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", choices=NETWORKS, default=list(NETWORKS))
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=11)
     given = parser.parse_args()
     rows = []
     with tempfile.TemporaryDirectory() as folder:
