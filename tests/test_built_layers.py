@@ -327,6 +327,28 @@ def test_a_weight_refuses_changes():
         nn.init.zeros_(words().up.weight)
 
 
+def test_a_weight_cannot_be_replaced():
+    net = sparsify(nn.Sequential(nn.ConvTranspose2d(8, 6, 3)), 0.1, all_kinds=True)
+    with pytest.raises(AttributeError, match="weight of ConvTranspose2d cannot be replaced, because it is alpha D"):
+        net[0].weight = nn.Parameter(torch.zeros(8, 6, 3, 3))
+    assert "0.weight" not in dict(net.named_parameters())
+
+
+def test_norms_of_several_axes_stay_as_they_are():
+    net = nn.Sequential(nn.Linear(8, 8), nn.RMSNorm((4, 8)), nn.LayerNorm((4, 8)))
+    sparsify(net, 0.2, all_kinds=True)
+    assert all(torch.equal(norm.weight, torch.ones(4, 8)) for norm in net[1:])
+
+
+def test_densify_that_fails_changes_nothing():
+    net = sparsify(nn.Sequential(nn.ConvTranspose2d(8, 6, 3), nn.ConvTranspose2d(6, 6, 3)), 0.1, all_kinds=True)
+    part = net[1].sparse_part["weight"]
+    part.values.data = part.values.data[:-1]
+    with pytest.raises(RuntimeError):
+        dctps.densify(net)
+    assert all(isinstance(layer, BuiltLayer) for layer in net)
+
+
 # --- files, copies, states --------------------------------------------------------------------------------------------
 
 

@@ -318,3 +318,10 @@ def test_updates_train_a_network_as_whole_arrays_do_up_to_what_is_on_its_way():
     missing = [a + b for a, b in zip(*(sender.residual[1:] for sender in senders), strict=True)]
     for e, s, rest in zip(exact[1:], server[1:], missing, strict=True):
         np.testing.assert_allclose(s + rest, e, rtol=1e-12, atol=1e-12)
+
+
+def test_numbers_that_are_not_finite_are_not_averaged():
+    bad = federated.arrays(cnn())
+    bad[1] = np.full_like(bad[1], np.nan)
+    with pytest.raises(ValueError, match="numbers that are not finite; leave that network out"):
+        federated.average([bad, federated.arrays(cnn())], weights=[0, 1])

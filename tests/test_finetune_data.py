@@ -140,6 +140,25 @@ def test_images_have_the_class_of_their_folder(folders, expected, tmp_path):
         assert all(name.split("/")[-2] == label for name, label in zip(examples.items, examples.labels, strict=True))
 
 
+def test_other_parts_without_training_images_are_no_classes(tmp_path):
+    pytest.importorskip("PIL")
+    with (
+        opened(write_images(tmp_path / "photos", 2, parts=("Train", "test"))) as source,
+        pytest.raises(DataError, match=r"a folder of test images and no folder train/"),
+    ):
+        labelled_images(source)
+
+
+def test_a_header_with_other_names_is_no_example(tmp_path):
+    table = tmp_path / "table.csv"
+    table.write_text("sentence,sentiment\n" + "good,1\nbad,0\n" * 2)
+    with pytest.raises(DataError, match="seems to be a header, because no other row has its label 'sentiment'"):
+        load_table(table)
+    assert len(load_table(table, "sentence", "sentiment")) == 4
+    table.write_text("good,1\nbad,0\n" * 2)
+    assert len(load_table(table)) == 4
+
+
 def test_images_are_cropped_around_their_middle_and_resized(tmp_path):
     pillow = pytest.importorskip("PIL.Image")
     pixels = np.zeros((8, 16, 3), dtype=np.uint8)

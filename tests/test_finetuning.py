@@ -410,6 +410,16 @@ def test_densify_merges_and_unmerge_takes_every_bit_back(kind, dtype):
         net(x).float().sum().backward()
 
 
+def test_weights_of_any_strides_are_merged_and_unmerged():
+    net = nn.Sequential(nn.Conv2d(4, 6, 3), nn.Flatten(), nn.Linear(6, 5)).to(memory_format=torch.channels_last)
+    net[2].weight = nn.Parameter(torch.randn(6, 5).t())
+    before = {name: p.clone() for name, p in net.named_parameters()}
+    shaken(dctps.sparsify(net, 0.3, **PRETRAINED))
+    dctps.unmerge(dctps.densify(net))
+    now = dict(net.named_parameters())
+    assert all(torch.equal(now[name], p) for name, p in before.items())
+
+
 def test_weights_that_were_changed_after_merging_are_not_taken_back():
     net = dctps.densify(shaken(dctps.sparsify(cnn(), 0.1, **PRETRAINED)))
     with torch.no_grad():

@@ -44,6 +44,9 @@ def labelled_images(source: Source) -> dict[str, Labelled]:
     themselves, and all images are for training.
     """
     parts = {part: next(filter(None, (_images(source, name) for name in PLACES[part])), {}) for part in PARTS}
+    if not parts[TRAINING] and any(parts.values()):
+        found = " and ".join(part for part in PARTS if parts[part])
+        raise DataError(f"{source.path} has a folder of {found} images and no folder train/; call the other one train")
     if not parts[TRAINING]:
         names = [name for name in sorted(source.stamps) if is_image(name)]
         parts = {TRAINING: {name: name.split("/")[0] for name in names if "/" in name}}

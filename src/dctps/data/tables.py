@@ -6,6 +6,7 @@ the label.
 
 import csv
 import io
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,6 +29,8 @@ def load_table(path: Path, text: str = "text", label: str = "label") -> Labelled
         raise DataError(f"{path} has no row")
     columns = _header(path, rows[0][1], text, label)
     places = (0, 1) if columns is None else (columns.index(text), columns.index(label))
+    if columns is None:
+        _check_no_header(path, [cells[-1].strip() for _, cells in rows])
     rows, width = rows if columns is None else rows[1:], len(rows[0][1])
     if not rows:
         raise DataError(f"{path} has a header and no other row")
@@ -59,6 +62,16 @@ def _rows(path: Path) -> Iterator[Row]:
         yield from ((reader.line_num, cells) for cells in reader if cells)
     except csv.Error as error:
         raise DataError(f"{path}, line {reader.line_num}: this cannot be read ({error})") from None
+
+
+def _check_no_header(path: Path, labels: list[str]) -> None:
+    """Raise DataError if the first row seems to be a header: its label is the only one that no other row has."""
+    counts = Counter(labels)
+    if len(labels) > 3 and [label for label, count in counts.items() if count == 1] == labels[:1]:
+        raise DataError(
+            f"{path}: the first row seems to be a header, because no other row has its label {labels[0][:40]!r}; name "
+            "both columns by --text-column and --label-column"
+        )
 
 
 def _header(path: Path, first: list[str], text: str, label: str) -> list[str] | None:

@@ -25,6 +25,7 @@ from dctps.experiments.tasks.task import Columns, SheetRow
 from dctps.train.runs import Run, RunError
 
 MISSING, BROKEN = "missing", "broken"  # statuses beside done, collapsed and failed: no result, or an unusable one
+RESULTS = DONE, COLLAPSED  # a method that collapsed is a result, too
 
 
 # --- from results to rows -------------------------------------------------------------------------------------------
@@ -42,14 +43,14 @@ def sheet_rows(
 
     A run that an experiment names twice for one line is there once.
     kind: the class of the rows, if not the one that the task of a cell usually has.
-    kept: rows of other tables, which stand for the runs that `results` does not have, wherever they were drawn.
+    kept: rows of other tables, which stand for the runs that have no result in `results`, wherever they were drawn.
     """
     found = {row.id: row for row in results.rows}
     broken = {run.name: run.reason for run in results.broken}
-    elsewhere = _by_run(kept)
+    elsewhere, here = _by_run(kept), {row.id for row in results.rows if row.status in RESULTS}
     rows: list[SheetRow] = []
     for cell in {(cell.id, cell.panel, cell.line): cell for cell in cells}.values():
-        if cell.id not in found and cell.id not in broken and cell.id in elsewhere:
+        if cell.id not in here and cell.id in elsewhere:
             names: dict[str, Any] = {"experiment": experiment, "scale": scale, "panel": cell.panel, "line": cell.line}
             rows += [dataclasses.replace(row, **names) for row in elsewhere[cell.id]]
             continue
@@ -92,7 +93,7 @@ def _task_columns(cell: Cell, row: Row | None, row_class: type[SheetRow]) -> lis
 
 def results_of(sheet: Path) -> list[SheetRow]:
     """The rows of a table that are results: runs that are done, and methods that collapsed; none where no file is."""
-    return [row for row in read_sheet(sheet) if row.status in (DONE, COLLAPSED)] if sheet.exists() else []
+    return [row for row in read_sheet(sheet) if row.status in RESULTS] if sheet.exists() else []
 
 
 # --- rows in and out of files ---------------------------------------------------------------------------------------

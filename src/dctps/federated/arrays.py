@@ -84,6 +84,8 @@ def _factors(count: int, weights: Sequence[float] | None) -> NDArray[np.float64]
 def _mean(same: Sequence[NDArray[Any]], factors: NDArray[np.float64]) -> NDArray[Any]:
     total = np.zeros(same[0].shape, dtype=np.float64)
     for array, factor in zip(same, factors, strict=True):
+        if not np.isfinite(array).all():
+            raise ValueError("an array to be averaged has numbers that are not finite; leave that network out")
         total += factor * array
     kind = same[0].dtype
     return np.asarray(total if kind.kind == "f" else np.rint(total)).astype(kind)

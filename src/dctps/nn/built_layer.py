@@ -84,6 +84,11 @@ class BuiltLayer(nn.Module):
         assert isinstance(part, BuiltPart)
         return part
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in dict(self.parts):
+            raise AttributeError(f"{name} of {self.plain_class.__name__} cannot be replaced, because {_ADVICE}")
+        super().__setattr__(name, value)
+
     def __reduce_ex__(self, protocol: Any) -> Any:
         # The class is made when it is needed, so a pickle names the one that the layer had before.
         return _unpickled, (self.plain_class, self.parts, self.guarded), self.__getstate__()  # type: ignore[no-untyped-call]
@@ -133,10 +138,13 @@ def attach_built(layer: nn.Module, weights: Mapping[str, Mapping[str, BuiltPart]
     layer.__class__ = _built_class(type(layer), names, guarded)
 
 
-def detach_built(layer: BuiltLayer, weights: Mapping[str, nn.Parameter] | None = None) -> None:
-    """Make a layer the plain one that it was, with the weights alpha D + S, or with the given ones."""
-    if weights is None:
-        weights = {name: _as_parameter(layer, names) for name, names in layer.parts}
+def built_parameters(layer: BuiltLayer) -> dict[str, nn.Parameter]:
+    """Return the weights alpha D + S of a layer as parameters of the plain layer, by name."""
+    return {name: _as_parameter(layer, names) for name, names in layer.parts}
+
+
+def detach_built(layer: BuiltLayer, weights: Mapping[str, nn.Parameter]) -> None:
+    """Make a layer the plain one that it was, with these weights."""
     layer.__class__ = layer.plain_class  # type: ignore[assignment]
     del layer.sparse_part
     layer._parameters.update(weights)

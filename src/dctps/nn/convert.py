@@ -19,7 +19,7 @@ from dctps.core.support import Support, derive_seed
 from dctps.nn.alphas import AlphaLike, choose_alphas
 from dctps.nn.batchnorm import SparseBatchNorm, prunable_norms
 from dctps.nn.buildable import Block, attach_blocks, block_offset, buildable, built_weights, check_whole, make_part
-from dctps.nn.built_layer import BuiltLayer, BuiltPart, detach_built
+from dctps.nn.built_layer import BuiltLayer, BuiltPart, built_parameters, detach_built
 from dctps.nn.dps_layer import DpsLayer
 from dctps.nn.finetune import attach, before, make_parts, merge, tuning_targets
 from dctps.nn.foreign import check_adapters, check_device, check_network, mark_config, warn_of_loss
@@ -173,11 +173,12 @@ def densify(model: nn.Module) -> nn.Module:
         raise ValueError("this is a part of a layer; densify the network that was given to sparsify")
     new: dict[int, nn.Module] = {id(m): make_plain_layer(m) for m in sparse}
     new |= {id(m): make_plain_norm(m) for m in model.modules() if isinstance(m, SparseBatchNorm)}
+    weights = [built_parameters(layer) for layer in built]  # all, before anything is changed
     was_fused = unfuse(model)
     if not new and not built and not was_fused:
         raise ValueError("there is no sparse layer in this network to densify")
-    for layer in built:
-        detach_built(layer)
+    for layer, own in zip(built, weights, strict=True):
+        detach_built(layer, own)
     result = replace_layers(model, new)
     attach_request(result, None)
     mark_config(result, sparse=False)

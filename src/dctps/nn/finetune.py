@@ -178,7 +178,7 @@ def unmerge(model: nn.Module) -> nn.Module:
         if made.part.alpha is not None:
             weight.base.copy_(old)
         else:
-            weight.base.view(-1)[made.part.positions.long()] = old
+            weight.base[torch.unravel_index(made.part.positions.long(), weight.base.shape)] = old  # of any strides
     attach(model, {n: m.weight for n, m in merged.items()}, {n: m.made for n, m in merged.items()}, was.trained)
     setattr(model, _BEFORE, was)
     delattr(model, _MERGED)

@@ -190,6 +190,7 @@ LAYER_KINDS: dict[type[nn.Module] | str, LayerKind] = {  # a class, or the full 
     nn.EmbeddingBag: LayerKind(why_no_transform=TABLE),
     nn.Bilinear: LayerKind(),
     nn.LayerNorm: LayerKind(()),
+    nn.RMSNorm: LayerKind(()),
     nn.MultiheadAttention: LayerKind(
         ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight"), guarded=False, blocks=_projections
     ),

@@ -1,6 +1,7 @@
 """What a fine-tuning is: one frozen dataclass of plain values; a run's id is a hash of those that are not defaults."""
 
 import dataclasses
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
@@ -95,6 +96,9 @@ class FinetuneSettings:
 
     def __post_init__(self) -> None:
         normalise_settings(self)
+        for field in ("data", "model"):  # photos and photos/ are one folder, and one run
+            path = getattr(self, field)
+            object.__setattr__(self, field, path if ":" in path or not path else str(Path(path)))
         check_types(self)
         check_ranges(self, POSITIVE, ("weight_decay", "seed", "warmup"), FRACTIONS)
         if self.warmup >= 1:
