@@ -54,7 +54,7 @@ build/sanitized: $(SOURCES) src | $(VENV)/.dev
 # own simulation extra pins an older ray than the borrowed one.
 build/flower: | $(VENV)/.dev
 	$(PYTHON) -m venv --clear --without-pip $@
-	$(BIN)/python -m pip --python $@/bin/python install --quiet 'flwr>=1.41'
+	$(BIN)/python -m pip --python $@/bin/python install --quiet 'flwr>=1.41' || { rm -rf $@; exit 1; }
 	printf '%s\n' $(CURDIR)/src $$($(BIN)/python -c 'import site; print(site.getsitepackages()[0])') \
 	  > $$(echo $@/lib/python*/site-packages)/zz-borrowed.pth
 

@@ -146,6 +146,10 @@ class EfficientNetLite(Task):
 
     def __init__(self, root: Path) -> None:
         self.data = dctps.data.load("tiny_imagenet", root)
+        if self.data.classes != 20:
+            raise ValueError(
+                f"{root} has {self.data.classes} classes of Tiny ImageNet; keep the folders of the first 20"
+            )
         shuffled = torch.randperm(len(self.data.train_labels), generator=torch.Generator().manual_seed(0)).tolist()
         test = list(range(len(self.data.test_labels)))
         self.parts = {"train": shuffled[1000:], "validation": shuffled[:1000], "test": test}
