@@ -5,6 +5,7 @@ import json
 import pytest
 
 from dctps.cli import main
+from dctps.cli.reproduce import Arguments, _asked_cells
 from dctps.experiments.catalogue import EXPERIMENTS
 from dctps.experiments.sheet import read_sheet, results_of
 
@@ -53,6 +54,7 @@ def test_what_fails_is_told_and_the_rest_goes_on(grid, tmp_path, capsys):
         (["sweep", "nowhere.toml"], "nowhere.toml"),
         (["sweep", "GRID", "--processes", "0"], "processes must be at least 1"),
         (["reproduce", "lenet", "--densities", "0.3"], "densities [0.3] are not in this experiment; there are: [0.05"),
+        (["reproduce", "lenet", "--seeds", "7"], "seeds [7] are not in this experiment; there are: [0, 1]"),
         (["reproduce", "lenet", "--lines", "Magic"], "lines ['Magic'] are not in this experiment"),
         (
             ["reproduce", "offsets", "--panels", "LeNet"],
@@ -104,6 +106,13 @@ def test_a_table_from_elsewhere_goes_on_without_its_runs(tmp_path, capsys):
     assert "missing" in {
         row.status for row in read_sheet(table)
     }  # without the flag the table has the folder's results alone
+
+
+def test_flags_together_name_a_part_of_the_runs():
+    cells = EXPERIMENTS["vgg19"].cells(EXPERIMENTS["vgg19"].scale("laptop"))
+    given = Arguments("vgg19", seeds=(1, 2), densities=(0.001,), lines=("DCTpS", "FORCE"))
+    asked = [(cell.line, cell.settings.density, cell.settings.seed) for cell in _asked_cells(cells, given)]
+    assert asked == [("DCTpS", 0.001, 1), ("DCTpS", 0.001, 2)]  # FORCE has one seed
 
 
 def test_the_list_says_what_is_done(tmp_path, capsys):

@@ -44,6 +44,8 @@ class Arguments:
     """Measure a training step of each network on this machine, which takes some minutes, store the times, and list."""
     densities: tuple[float, ...] = ()
     """Run only these densities of the experiment. Without this flag all densities are run."""
+    seeds: tuple[int, ...] = ()
+    """Run only these seeds of the experiment. Without this flag all are run."""
     lines: tuple[str, ...] = ()
     """Run only these methods of the experiment, by their names in the figure. Without this flag all are run."""
     panels: tuple[str, ...] = ()
@@ -101,6 +103,7 @@ def _asked_cells(cells: list["Cell"], given: Arguments) -> list["Cell"]:
     """The cells that the flags ask for; the dense network belongs to all densities."""
     filters: tuple[tuple[str, tuple[Any, ...], Callable[[Cell], Any]], ...] = (
         ("densities", given.densities, lambda cell: cell.settings.density),
+        ("seeds", given.seeds, lambda cell: cell.settings.seed),
         ("lines", given.lines, lambda cell: cell.line),
         ("panels", given.panels, lambda cell: cell.panel),
     )
