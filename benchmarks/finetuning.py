@@ -9,7 +9,8 @@ sst2/train.tsv, dev.tsv, test.tsv (sentence, tab, label) and tiny-imagenet-200/.
 results/bench-finetuning-<network>.csv one by one; a row that is there is not made again.
 
 size   the parameters that train, and the bytes of the file that the method writes
-rate   a training of a quarter of an epoch with one learning rate, and its accuracy on the validation examples
+rate   a training of a quarter of an epoch with one learning rate, and its accuracy on the validation examples; three
+       learning rates, and as long as the largest is the best, one that is three times as large
 seed   a training with the learning rate that was best there; the test examples are looked at once, at its end
 times  a training step: median time and processor time, all methods in turn; the largest memory that it holds beside the
        network; the bytes of gradients and of the optimiser's state. On a busy machine, the processor time of one thread
@@ -104,11 +105,11 @@ class Table:
         return [row for row in self.rows if all(row[key] == str(value) for key, value in wanted.items())]
 
     def add(self, part: str, case: Case, **values: object) -> Row:
-        """Write a row, in place of one of the same part, case, seed and learning rate."""
+        """Write a row, in place of one of the same part, case and seed, and, for rates, of the same learning rate."""
         origin = {"cpu": cpu(), "torch": torch.__version__, "commit": commit()}
         made = {"part": part, "method": case.key[0], "budget": case.key[1], **values, **origin}
         row = {field: str(made.get(field, "")) for field in FIELDS}
-        same = ("part", "method", "budget", "seed", "learning_rate")
+        same = ("part", "method", "budget", "seed", *(["learning_rate"] if part == "rate" else []))
         self.rows = [old for old in self.rows if any(old[key] != row[key] for key in same)] + [row]
         write_atomically(self.path, self._write)
         print(*(f"{key}={value}" for key, value in row.items() if value and key not in origin), flush=True)
@@ -162,12 +163,22 @@ def one_rate(task: Task, case: Case, rate: float, table: Table) -> Row:
     return table.add("rate", case, seed=task.seeds[0], learning_rate=rate, **values, seconds=seconds)
 
 
+def best_rate(task: Task, case: Case, table: Table) -> float:
+    """Return the learning rate that is best on the validation examples. It is never the largest that was tried."""
+    rates = list(METHODS[case.method].rates)
+    while True:
+        rows = [one_rate(task, case, rate, table) for rate in rates]
+        best = float(max(rows, key=lambda row: float(row["validation_accuracy"]))["learning_rate"])
+        if best < rates[-1]:
+            return best
+        rates.append(float(f"{3 * rates[-1]:.2g}"))
+
+
 def one_seed(task: Task, case: Case, seed: int, epochs: float, table: Table) -> None:
-    """Make the row of a seed if it is missing."""
-    if table.find("seed", case, seed=seed):
+    """Make the row of a seed if it is missing, or was made with another learning rate."""
+    rate = best_rate(task, case, table)
+    if table.find("seed", case, seed=seed, learning_rate=rate):
         return
-    rows = [one_rate(task, case, rate, table) for rate in METHODS[case.method].rates]
-    rate = float(max(rows, key=lambda row: float(row["validation_accuracy"]))["learning_rate"])
     start, steps = time.perf_counter(), round(epochs * task.epoch_steps)
     net = case.prepare(task, seed).net
     train(task, net, rate, seed, steps)
@@ -188,8 +199,7 @@ def one_size(task: Task, case: Case, table: Table) -> None:
 def train_missing(task: Task, table: Table, chosen: list[Case], seeds: Sequence[int], epochs: float | None) -> None:
     """Choose the learning rates of all methods, then train all of them with each seed."""
     for case in chosen:
-        for rate in METHODS[case.method].rates:
-            one_rate(task, case, rate, table)
+        best_rate(task, case, table)
     for seed in seeds:
         for case in chosen:
             one_seed(task, case, seed, epochs or task.epochs, table)
