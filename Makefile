@@ -121,7 +121,8 @@ bench: $(VENV)/.dev  ## the tables of the README, about an hour with nothing els
 	$(BIN)/python benchmarks/input_pipeline.py --step
 	$(BIN)/python benchmarks/busy_neighbour.py
 
-federated: $(VENV)/.dev  ## the figure of federated learning; lines that are done are not repeated
+federated: $(VENV)/.dev  ## the figure of federated learning, about an hour; lines that are done are not repeated
+	$(BIN)/python examples/federated/rates.py
 	$(BIN)/python examples/federated/figure.py
 
 clean:  ## the environment and everything that tools leave behind

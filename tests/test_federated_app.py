@@ -116,3 +116,32 @@ def test_flowers_simulation_gives_the_same_rows_as_a_loop_in_python(tmp_path):
     assert run.returncode == 0, run.stderr
     ours = local(own, tmp_path / "local")
     assert rows_of(tmp_path / "flower" / ours.name) == rows_of(ours)
+
+
+@pytest.mark.parametrize(
+    ("tried", "expected"),
+    [
+        ({3e-3: 20.0, 1e-2: 25.0}, 3e-2),  # the best is the largest
+        ({3e-3: 25.0, 1e-2: 20.0}, 1e-3),  # the best is the smallest
+        ({3e-3: 20.0, 1e-2: 25.0, 3e-2: 10.0}, None),  # the best lies between two others
+        ({10.0**-n: n for n in range(6)}, None),  # six were tried
+    ],
+)
+def test_the_next_learning_rate_lies_beyond_the_best_one(tried, expected):
+    from rates import next_rate
+
+    assert next_rate(tried) == expected
+
+
+def test_the_table_has_means_of_seeds_and_accuracies_after_equal_bytes():
+    from figure import points, table
+
+    def row(seed, number, accuracy):
+        same = {"method": "dctps", "density": "0.01", "updates": "whole", "bytes_down": "2000", "bytes_up": "2000"}
+        return {**same, "seed": seed, "round": str(number), "bytes_total": str(20_000 * number), "accuracy": accuracy}
+
+    rows = [row(0, 10, "20"), row(0, 11, ""), row(0, 100, "40"), row(1, 10, "22"), row(1, 11, ""), row(1, 100, "30")]
+    assert [(point.size, point.mean) for point in points(rows)] == [(200_000, 21), (2_000_000, 35)]
+    cells = table(rows).splitlines()[2].strip("| ").split(" | ")
+    assert cells[:2] == ["DCTpS, 1 %", "2"]
+    assert cells[4:] == ["21.0 ± 1.4", "21.0 ± 1.4", "", "", "", "35.0 ± 7.1"]

@@ -45,7 +45,7 @@ class Line:
     concentration: float = 0.3
     batch: int = 32
     steps: int = 20
-    lr: float = 3e-2
+    lr: float = 1e-2
     measured_on: str = "test"
     measured_every: int = 5
 
