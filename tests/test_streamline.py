@@ -11,6 +11,7 @@ from torch import nn
 
 import dctps
 from dctps.core.support import Support
+from dctps.nn import program_maker
 from dctps.nn.layers import DpsConv2d
 from dctps.nn.program import ChainPart
 from dctps.ops import native
@@ -104,6 +105,23 @@ def test_one_chain_computes_all_convolutions():
     with torch.no_grad():
         fast(x)
     assert len(chains(fast)) == 1
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_maps_between_the_layers_of_a_chain_have_neighbouring_channels(layout, monkeypatch):
+    """The output keeps the layout that the network gives it, and so does the residual that is added to it."""
+    written = []
+    step = program_maker.layer_step
+    monkeypatch.setattr(program_maker, "layer_step", lambda *args: written.append(args[2].strides) or step(*args))
+    net = nn.Sequential(nn.Conv2d(3, 20, 3), Block(20, 20), Block(20, 36, 2), Block(36, 36))
+    net = dctps.fuse(dctps.sparsify(net, 0.2, backend="native").double().eval())
+    fast, x = dctps.streamline(net), images(layout=layout)
+    with torch.no_grad():
+        wanted, found = net(x), [fast(x) for _ in range(2)][1]
+    assert_close(found, wanted)
+    assert found.stride() == wanted.stride()
+    bound = 3  # the output, the output of the block before, which is added to it, and the shortcut added to that one
+    assert sum(strides[1] == 1 for strides in written) == (8 if layout == torch.channels_last else 8 - bound)
 
 
 @pytest.mark.parametrize("backend", ["dense", "torch"])

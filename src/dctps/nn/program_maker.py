@@ -87,6 +87,7 @@ class Maker:
         self.same: dict[Node, Node] = {}  # nodes whose result is that of another one
         self.items: list[_Step | CallPart] = []
         self.native: list[Path] = []  # the paths that chains compute
+        self.layouts: dict[Node, tuple[int, ...]] = {}  # strides of tensors of chains that differ from those shown
 
     def make(self) -> Program | None:
         """Return the program, or None where there is nothing for a chain."""
@@ -154,6 +155,7 @@ class Maker:
             for node in item.reads if isinstance(item, _Step) else _nodes_in(item):
                 readers.setdefault(node, []).append(i)
         outside = {n for n, own in readers.items() if any(isinstance(self.items[i], CallPart) for i in own)} | {result}
+        self._choose_layouts(outside)
         parts: list[ChainPart | CallPart] = []
         group: list[tuple[Any, _Step]] = []
         for i, item in enumerate(self.items):
@@ -167,6 +169,18 @@ class Maker:
                 if readers[node][-1] == i and node not in outside:
                     self.room.release(self.numbers[node])
         return parts + self._chain_part(group, outside)
+
+    def _choose_layouts(self, outside: set[Node]) -> None:
+        """Let the maps that only chains read have neighbouring channels, whose small images the kernels interleave.
+
+        A residual has the strides of the output to which it is added, so both change or neither does.
+        """
+        steps = [item for item in self.items if isinstance(item, _Step)]
+        free = {item.node for item in steps if len(self.shown.seen[item.node].shape) == 4} - outside
+        pairs = [{item.node, item.reads[1]} for item in steps if len(item.reads) > 1]
+        while bound := [pair for pair in pairs if len(pair & free) == 1]:
+            free = free.difference(*bound)
+        self.layouts = {node: _channels_last(self.shown.seen[node].shape) for node in free}
 
     def _chain_part(self, group: list[tuple[Any, _Step]], outside: set[Node]) -> list[ChainPart | CallPart]:
         if not group:
@@ -188,7 +202,7 @@ class Maker:
         seen = self.shown.seen[node]
         if node not in self.numbers:
             self.numbers[node] = self.room.add(0 if self._is_outside(node, outside) else math.prod(seen.shape))
-        return Placed(self.numbers[node], seen.shape, seen.strides)
+        return Placed(self.numbers[node], seen.shape, self.layouts.get(node, seen.strides))
 
     def _step(self, item: _Step, outside: set[Node]) -> Any:
         reads, y = [self._placed(node, outside) for node in item.reads], self._placed(item.node, outside)
@@ -203,6 +217,11 @@ class Maker:
         eps = norm.eps if isinstance(norm, _BatchNorm) else 0.0
         behind = Behind(known, eps, reads[1].number if len(reads) > 1 else -1, path.activation)
         return layer_step(self.shown.routes[path.nodes[0]], reads[0], y, tensors, marks, behind, self.threads)
+
+
+def _channels_last(shape: tuple[int, ...]) -> tuple[int, ...]:
+    _, channels, height, width = shape
+    return height * width * channels, 1, width * channels, channels
 
 
 def _nodes_in(item: CallPart) -> list[Node]:

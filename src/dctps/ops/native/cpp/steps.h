@@ -178,6 +178,7 @@ class PoolStep : public Step<T> {
     bool fits = in.size() == 4 && out.size() == 4 && kernel > 0 && stride > 0 && in[0] == out[0] && in[1] == out[1];
     for (size_t a = 2; fits && a < 4; a++) fits = out[a] > 0 && (out[a] - 1) * stride + kernel <= in[a];
     if (!fits) throw std::invalid_argument("a window of the pool leaves the input");
+    for (long i = 0; i < kernel * kernel; i++) window.push_back(i / kernel * from.axis[0] + i % kernel * from.axis[2]);
   }
 
   long pieces() const override { return y.shape[0] * y.shape[2]; }
@@ -192,28 +193,34 @@ class PoolStep : public Step<T> {
     const long image = piece / y.shape[2], row = piece % y.shape[2];
     const T* source = from.data + image * from.batch + row * stride * from.axis[0];
     T* out = to.data + image * to.batch + row * to.axis[0];
-    if (from.channel == 1 && to.channel == 1) {
-      for (long j = 0; j < y.shape[3]; j++) pixel(source + j * stride * from.axis[2], 1, out + j * to.axis[2], 1);
-      return;
-    }
-    for (long j = 0; j < y.shape[3]; j++)
-      pixel(source + j * stride * from.axis[2], from.channel, out + j * to.axis[2], to.channel);
+    if (from.channel == 1 && to.channel == 1)
+      for (long j = 0; j < y.shape[3]; j++) pixel(source + j * stride * from.axis[2], out + j * to.axis[2]);
+    else
+      for (long c = 0; c < y.shape[1]; c++) line(source + c * from.channel, out + c * to.channel);
   }
 
  private:
   Placed<T> x, y;
   long kernel, stride;
   View<T> from, to;
+  Numbers window;  // distances of its entries from the first one
 
-  // All channels of one output, `from_step` and `to_step` apart.
-  inline void pixel(const T* source, int64_t from_step, T* out, int64_t to_step) const {
+  static T larger(T found, T most) { return found > most || found != found ? found : most; }
+
+  // All channels of one output, where channels are neighbours.
+  void pixel(const T* source, T* out) const {
     const long channels = y.shape[1];
-    for (long i = 0; i < kernel * kernel; i++) {
-      const T* tap = source + i / kernel * from.axis[0] + i % kernel * from.axis[2];
-      for (long c = 0; c < channels; c++) {
-        const T found = tap[c * from_step], most = out[c * to_step];
-        out[c * to_step] = i == 0 || found > most || found != found ? found : most;
-      }
+    for (long c = 0; c < channels; c++) out[c] = source[c];
+    for (size_t i = 1; i < window.size(); i++)
+      for (long c = 0; c < channels; c++) out[c] = larger(source[window[i] + c], out[c]);
+  }
+
+  // All outputs of one row of one channel.
+  void line(const T* source, T* out) const {
+    for (long j = 0; j < y.shape[3]; j++, source += stride * from.axis[2], out += to.axis[2]) {
+      T most = source[0];
+      for (size_t i = 1; i < window.size(); i++) most = larger(source[window[i]], most);
+      *out = most;
     }
   }
 };
