@@ -236,7 +236,7 @@ def test_what_is_frozen_is_not_in_the_state(finished):
     assert not set(frozen) & saved.model.keys()
     assert {*saved.model, *frozen} == net.state_dict().keys()
     load_trained_state(net, saved.model)
-    assert {name: support.nnz for name, support in supports_in(saved.model).items()} == {
+    assert {name: support.nnz for name, support in supports_in(saved.model, network()).items()} == {
         name: weight.part.nnz for name, weight in tuned_weights(net).items()
     }
     assert all(torch.equal(net.state_dict()[name], value) for name, value in saved.model.items())
@@ -270,6 +270,18 @@ def test_a_run_that_goes_on_is_not_scored_again(images, tmp_path, monkeypatch):
             finetune(settings, runtime(tmp_path))
     monkeypatch.setattr(setup, "prune", lambda *_, **__: pytest.fail("scored again"))
     assert finetune(settings, runtime(tmp_path))["pruning"]["backward_passes"] == 1
+
+
+@pytest.mark.parametrize("support", ["magnitude", "snip"])
+def test_a_network_with_two_names_for_a_layer_goes_on(support, images, tmp_path, monkeypatch):
+    settings = image_settings(images, model="helpers.finetune_runs:TwoNames", support=support)
+    with monkeypatch.context() as patch:
+        interrupted_at(patch, 1, 1)
+        with pytest.raises(Interrupted):
+            finetune(settings, runtime(tmp_path / "two"))
+    for folder in ("two", "one"):
+        finetune(settings, runtime(tmp_path / folder))
+    assert_same_runs(tmp_path / "two", tmp_path / "one")
 
 
 @pytest.mark.parametrize("name", ["best.safetensors", "config.json", "result.json"])

@@ -33,7 +33,7 @@ def prepare(
     if saved is None:
         supports, cost = _score(model, settings, training)
     else:
-        supports = supports_in(saved)
+        supports = supports_in(saved, model)
     sparsify(model, supports=supports, **options)
     asked = sum(support.nnz for support in supports.values())
     attach_request(model, Request(settings.density, asked, settings.support))
