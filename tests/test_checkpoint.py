@@ -1,5 +1,6 @@
 """The file: bit-equal round trips, its size, and errors before anything is touched."""
 
+import json
 import os
 import stat
 import struct
@@ -11,6 +12,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.torch import save as serialize
 from torch import nn
 
 import dctps
@@ -50,6 +53,23 @@ def test_save_then_load_is_bit_equal(tmp_path_factory, offset, density, dtype, t
     assert [p.requires_grad for p in net.parameters()] == [p.requires_grad for p in other.parameters()]
     if into == "sparse":
         assert [id(p) for p in other.parameters()] == parameters  # an optimiser still knows them
+
+
+@pytest.mark.parametrize("offset", ["dct", "pretrained"])
+def test_the_same_network_gives_the_same_bytes(offset, path):
+    net, contents = dctps.sparsify(cnn(), 0.2, offset=offset), set[bytes]()
+    net.register_buffer('quoted" ä\n\x7f', torch.ones(3))
+    for _ in range(20):
+        dctps.save(net, path)
+        contents.add(path.read_bytes())
+    assert len(contents) == 1
+    (content,) = contents
+    with safe_open(path, "pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # it is no mapping
+        theirs = serialize(tensors, file.metadata())
+    end = 8 + int.from_bytes(theirs[:8], "little")
+    assert json.loads(content[8:end]) == json.loads(theirs[8:end])  # only the order of the metadata differs
+    assert (content[:8], content[end:]) == (theirs[:8], theirs[end:])
 
 
 def test_a_bare_layer_and_tied_tensors(path):

@@ -12,6 +12,7 @@ from torch import nn
 
 import dctps
 from dctps import federated
+from dctps.federated.packets import _packet
 from helpers.networks import assert_unchanged, cnn, snapshot
 from helpers.tolerances import assert_close
 
@@ -271,9 +272,24 @@ def test_damaged_packets_are_refused(kind):
     unknown[16] = 77
     with pytest.raises(ValueError, match="unknown kind 77"):
         federated.unpack(unknown, one)
+    with pytest.raises(ValueError, match="list of NumPy arrays"):
+        federated.unpack(packet, [])
     for wrong in (packet.tobytes(), packet[None], packet.astype(int)):
         with pytest.raises(ValueError, match="array of bytes"):
             federated.unpack(wrong, one)
+
+
+@pytest.mark.parametrize("kind", ["whole", *federated.KINDS])
+def test_every_flipped_bit_is_found(kind):
+    one, other = (federated.arrays(trained(network("offset"), seed)) for seed in (0, 1))
+    packet = federated.pack(other) if kind == "whole" else federated.Sender(kind).pack(one, other)
+    rng = np.random.default_rng(0)
+    for place in (*range(24), *rng.integers(24, len(packet), 60)):
+        damaged = packet.copy()
+        damaged[place] ^= 1 << rng.integers(8)
+        with pytest.raises(ValueError, match=r"is damaged, or belongs to another|belongs to another|kind|bytes"):
+            federated.unpack(damaged, one)
+    federated.unpack(packet, one)
 
 
 def test_updates_that_are_not_finite_are_refused_and_the_residual_stays():
@@ -287,10 +303,43 @@ def test_updates_that_are_not_finite_are_refused_and_the_residual_stays():
     with pytest.raises(ValueError, match="too large"):
         sender.pack(before, [before[0], before[1] + 1e300, *before[2:]])
     assert sender.residual is kept
-    packet = sender.pack(before, before)
-    packet[17:21] = np.frombuffer(np.float32(np.inf).tobytes(), dtype=np.uint8)  # the scale of the first array
-    with pytest.raises(ValueError, match="not finite"):
-        federated.unpack(packet, before)
+    digest, zero, infinite = np.arange(16, dtype=np.uint8), np.zeros(1, dtype="i1"), np.array(np.inf, dtype="<f4")
+    for code, content in ((2, [infinite.tobytes(), zero.tobytes()]), (0, [infinite.tobytes()])):
+        with pytest.raises(ValueError, match="numbers that are not finite; leave that network out"):
+            federated.unpack(_packet(digest, code, content), [digest, np.zeros(1, dtype=np.float32)])
+
+
+def test_whole_arrays_that_are_not_finite_are_neither_packed_nor_set():
+    net = network("offset")
+    sent = federated.arrays(net)
+    for number in (float("nan"), float("inf")):
+        bad = [*sent[:2], sent[2] + number, *sent[3:]]
+        refused(net, bad, "numbers that are not finite; leave that network out")
+        with pytest.raises(ValueError, match="numbers that are not finite"):
+            federated.pack(bad)
+    huge = [*sent[:2], sent[2] + 1e300, *sent[3:]]
+    refused(network("offset").float(), huge, "too large for float32")
+
+
+@pytest.mark.parametrize("kind", [">f8", np.longdouble, "<f2", ">f4"])
+def test_arrays_of_other_types_and_bytes_are_set_as_a_whole(kind):
+    sent = [array.astype(kind) for array in federated.arrays(trained(network("offset"), 1))]
+    net = federated.set_arrays(network("offset"), [sent[0].astype(np.uint8), *sent[1:]])
+    for found, array in zip(federated.arrays(net)[1:], sent[1:], strict=True):
+        assert found.dtype.isnative
+        assert np.array_equal(found, array.astype(np.float64))
+
+
+def test_integers_of_any_size_stay_what_they_are():
+    net = nn.Linear(2, 2)
+    net.register_buffer("seeds", torch.tensor([2**53 + 1, 2**63 - 1, -(2**62) - 1, 7]))
+    sent = federated.arrays(net)
+    other = [array.copy() for array in sent]
+    other[-1][-1] = 10
+    federated.set_arrays(net, sent)
+    assert net.seeds.tolist() == [2**53 + 1, 2**63 - 1, -(2**62) - 1, 7]
+    federated.set_arrays(net, federated.average([sent, other], weights=[0.3, 0.7]))
+    assert net.seeds.tolist() == [2**53 + 1, 2**63 - 1, -(2**62) - 1, 9]
 
 
 def test_a_residual_of_another_network_and_an_unknown_kind_are_refused():

@@ -60,7 +60,7 @@ def test_a_finished_line_is_not_repeated_and_one_with_other_settings_is_refused(
     assert local(line(), tmp_path) == path
     assert path.stat().st_mtime_ns == before
     assert "not repeated" in capsys.readouterr().out
-    with pytest.raises(ValueError, match=r"other settings, {'lr': '0.03'}"):
+    with pytest.raises(ValueError, match=rf"other settings, {{'lr': '{line().lr}'}}"):
         local(line(lr=0.1), tmp_path)
 
 

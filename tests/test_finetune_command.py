@@ -7,6 +7,7 @@ import math
 import os
 import random
 import re
+import shutil
 import signal
 from collections import Counter
 from pathlib import Path
@@ -236,7 +237,7 @@ def test_what_is_frozen_is_not_in_the_state(finished):
     assert not set(frozen) & saved.model.keys()
     assert {*saved.model, *frozen} == net.state_dict().keys()
     load_trained_state(net, saved.model)
-    assert {name: support.nnz for name, support in supports_in(saved.model).items()} == {
+    assert {name: support.nnz for name, support in supports_in(saved.model, network()).items()} == {
         name: weight.part.nnz for name, weight in tuned_weights(net).items()
     }
     assert all(torch.equal(net.state_dict()[name], value) for name, value in saved.model.items())
@@ -270,6 +271,18 @@ def test_a_run_that_goes_on_is_not_scored_again(images, tmp_path, monkeypatch):
             finetune(settings, runtime(tmp_path))
     monkeypatch.setattr(setup, "prune", lambda *_, **__: pytest.fail("scored again"))
     assert finetune(settings, runtime(tmp_path))["pruning"]["backward_passes"] == 1
+
+
+@pytest.mark.parametrize("support", ["magnitude", "snip"])
+def test_a_network_with_two_names_for_a_layer_goes_on(support, images, tmp_path, monkeypatch):
+    settings = image_settings(images, model="helpers.finetune_runs:TwoNames", support=support)
+    with monkeypatch.context() as patch:
+        interrupted_at(patch, 1, 1)
+        with pytest.raises(Interrupted):
+            finetune(settings, runtime(tmp_path / "two"))
+    for folder in ("two", "one"):
+        finetune(settings, runtime(tmp_path / folder))
+    assert_same_runs(tmp_path / "two", tmp_path / "one")
 
 
 @pytest.mark.parametrize("name", ["best.safetensors", "config.json", "result.json"])
@@ -532,6 +545,61 @@ def test_mistakes_with_texts(settings, message, table, bert, tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.fixture
+def own_bert(bert, tmp_path):
+    """A copy of a folder of transformers that a test may change."""
+    return Path(shutil.copytree(bert, tmp_path / "own"))
+
+
+@pytest.mark.parametrize("kind", ["BertConfig", "T5Config", "MPNetConfig", "GPT2Config"])
+def test_a_folder_without_a_vocabulary_is_refused(kind, table, own_bert, tmp_path):
+    """transformers makes an empty tokenizer then: of some kinds all tokens are unknown, of others there is none."""
+    import transformers
+
+    for file in own_bert.glob("token*"):
+        file.unlink()
+    sizes = {"num_hidden_layers": 1, "hidden_size": 8, "num_attention_heads": 1, "vocab_size": 17}
+    config = getattr(transformers, kind)(**sizes, pad_token_id=0, eos_token_id=1, bos_token_id=2)
+    transformers.AutoModelForSequenceClassification.from_config(config).save_pretrained(own_bert)
+    with pytest.raises(
+        ValueError, match=r"own has no tokenizer: copy that of the network into it .*(tokenizer|merges)"
+    ):
+        finetune(text_settings(table, own_bert), runtime(tmp_path / "runs"))
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_tokenizer_without_files_needs_none(own_bert):
+    import transformers
+
+    for file in own_bert.iterdir():
+        file.unlink()
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.CanineConfig(**sizes, num_hash_buckets=16)
+    transformers.CanineForSequenceClassification(config).save_pretrained(own_bert)
+    takes = load_network(str(own_bert), ["0", "1"], texts=True, max_length=8).takes
+    assert takes.size is None
+    assert takes.encode(["no"])[0]["input_ids"][1:-1] == [ord("n"), ord("o")]
+
+
+def test_texts_of_which_the_tokenizer_knows_no_word_are_refused(bert, tmp_path):
+    (table := tmp_path / "greek.tsv").write_text("αβγ δε\t1\nζη\t0\n" * 20)
+    for settings in (text_settings(table, bert), text_settings(write_table(tmp_path / "a.tsv"), bert, max_length=2)):
+        with pytest.raises(ValueError, match="all tokens of the training texts are special or unknown"):
+            finetune(settings, runtime(tmp_path / "runs"))
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_tokenizer_of_a_larger_network_is_refused(table, own_bert, tmp_path):
+    import transformers
+
+    config = transformers.AutoConfig.from_pretrained(own_bert)
+    config.vocab_size = 9
+    transformers.BertModel(config).save_pretrained(own_bert)
+    with pytest.raises(ValueError, match=r"makes the token 16 of training texts, .* embeddings for 9 tokens"):
+        finetune(text_settings(table, own_bert), runtime(tmp_path / "runs"))
+    assert not (tmp_path / "runs").exists()
+
+
 def test_images_for_a_network_of_texts(images, bert, tmp_path):
     with pytest.raises(ValueError, match="network of the kind 'bert', which transformers has no classifier of images"):
         finetune(FinetuneSettings(str(images), str(bert)), runtime(tmp_path / "runs"))
@@ -548,18 +616,44 @@ def test_weights_of_another_network_are_refused(table, bert, tmp_path):
         finetune(text_settings(table, folder), runtime(tmp_path / "runs"))
 
 
-def test_new_parameters_that_would_stay_frozen_are_named(table, bert, tmp_path, capsys):
+@pytest.fixture
+def headless(own_bert):
+    """A folder of transformers without the weights of the pooler."""
     import safetensors.torch
 
-    (folder := tmp_path / "headless").mkdir()
-    for file in bert.iterdir():
-        (folder / file.name).write_bytes(file.read_bytes())
-    state = safetensors.torch.load_file(folder / "model.safetensors")
+    state = safetensors.torch.load_file(own_bert / "model.safetensors")
     kept = {name: value for name, value in state.items() if not name.startswith("pooler")}
-    safetensors.torch.save_file(kept, folder / "model.safetensors", {"format": "pt"})
+    safetensors.torch.save_file(kept, own_bert / "model.safetensors", {"format": "pt"})
+    return own_bert
+
+
+@pytest.mark.parametrize("support", ["random", "magnitude"])
+def test_new_parameters_train_as_a_whole_and_are_in_the_adapter(support, table, headless, tmp_path, capsys):
+    import transformers
+
     loud = dataclasses.replace(runtime(tmp_path / "runs"), quiet=False)
-    finetune(text_settings(table, folder, epochs=1), loud)
-    assert "new and frozen: bert.pooler.dense.weight, bert.pooler.dense.bias; name them" in capsys.readouterr().out
+    settings = text_settings(table, headless, epochs=1, support=support)
+    found = finetune(settings, loud)["parameters"]["whole"]
+    assert found == 16 * 16 + 16 + 2 * 16 + 2
+    names = "bert.pooler.dense.weight, bert.pooler.dense.bias, classifier.weight, classifier.bias"
+    assert f"not pretrained, so they train as a whole: {names}" in capsys.readouterr().out
+    logits = []
+    for _ in range(2):
+        base = transformers.AutoModelForSequenceClassification.from_pretrained(headless, num_labels=2)
+        dctps.from_pretrained(FinetuneRun.at(settings, tmp_path / "runs").adapter, base)
+        logits.append(base.eval()(input_ids=torch.tensor([[2, 9, 15, 3]])).logits)
+    assert torch.equal(*logits)
+
+
+def test_new_parameters_that_are_excluded_are_named(table, headless, tmp_path):
+    settings = text_settings(table, headless, exclude=("*pooler*",))
+    with pytest.raises(
+        ValueError, match=r"--exclude keeps bert\.pooler\.dense\.weight, bert\.pooler\.dense\.bias as th"
+    ):
+        finetune(settings, runtime(tmp_path / "runs"))
+    assert not (tmp_path / "runs").exists()
+    named = dataclasses.replace(settings, train=("classifier", "*pooler*"), exclude=("*output*",), epochs=1)
+    finetune(named, runtime(tmp_path / "runs"))
 
 
 def test_missing_packages_are_named(table, bert, images, tmp_path, monkeypatch):

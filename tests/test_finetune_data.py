@@ -1,5 +1,6 @@
 """The data of fine-tunings: tables and folders, their splits and classes, and batches of tokens."""
 
+import csv
 import random
 
 import numpy as np
@@ -57,6 +58,8 @@ def test_columns_have_other_names(tmp_path):
         ("a.tsv", b"no\t0\nyes\t \n", "line 2: the label is empty"),
         ("a.tsv", b"n\xff\t0\n", r"is not text in UTF-8 \(byte 1\)"),
         ("a.json", b"[]", "is no table: its name has to end in .csv, .tsv, .txt"),
+        ("a.tsv", b"text\ttext\tlabel\nno\tyes\t0\n", "has several columns 'text'; rename all but the one"),
+        ("a.tsv", b"text\tlabel\tlabel \nno\t0\t1\n", "has several columns 'label'"),
         ("b.tsv", None, "there is no table"),
     ],
 )
@@ -65,6 +68,14 @@ def test_tables_that_are_none(name, content, message, tmp_path):
         (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=message):
         load_table(tmp_path / name)
+
+
+@pytest.mark.parametrize("name", ["a.tsv", "a.csv"])
+def test_texts_have_any_length(name, tmp_path):
+    limit, long = csv.field_size_limit(), "word " * 40_000
+    (tmp_path / name).write_text(f"no,0\n{long},1\n".replace(",", "," if name == "a.csv" else "\t"))
+    assert load_table(tmp_path / name).items == ["no", long]
+    assert csv.field_size_limit() == limit
 
 
 def test_damaged_tables_are_read_or_refused(tmp_path):

@@ -183,6 +183,27 @@ def test_only_one_rewiring_takes_over_an_optimiser_and_its_state_goes_with_it():
     assert rewire.iteration == 3
 
 
+@pytest.mark.parametrize("method", [dctps.RigL, dctps.SET, dctps.DSR])
+def test_a_state_that_the_optimiser_or_the_rewiring_refuses_changes_neither(method):
+    net = dctps.sparsify(cnn(), 0.05)
+    optimizer = torch.optim.Adam(net.parameters(), 1e-2)
+    rewire = method(net, optimizer, stop=20, every=2).take_over()
+    state = copy.deepcopy(optimizer.state_dict())
+    state["rewiring"]["iteration"] = 3
+    for change, message in (
+        (lambda s: s["param_groups"][0]["params"].append(99), "doesn't match the size of"),
+        (lambda s: s["rewiring"].update(method="other"), "belongs to a rewiring with method='other'"),
+        (lambda s: s["rewiring"]["memory"].update(other={}), "here is no layer 'other' to rewire"),
+    ):
+        wrong, before = copy.deepcopy(state), str((rewire, optimizer.state_dict(), places_of(net)))
+        change(wrong)
+        with pytest.raises(ValueError, match=message):
+            optimizer.load_state_dict(wrong)
+        assert str((rewire, optimizer.state_dict(), places_of(net))) == before
+    optimizer.load_state_dict(state)
+    assert rewire.iteration == 3
+
+
 @pytest.mark.parametrize("kind", ["Embedding", "packed attention", "ConvTranspose2d", "a tied weight"])
 def test_rigl_refuses_weights_that_do_not_show_their_gradient_and_set_moves_them(kind):
     layer, x = KINDS[kind](3, 4)

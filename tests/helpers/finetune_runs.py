@@ -86,6 +86,20 @@ def other_network(num_classes: int = 3) -> nn.Module:
     return network(num_classes, seed=2)
 
 
+class TwoNames(nn.Module):
+    """The small network with a second name for one of its layers."""
+
+    def __init__(self, num_classes: int = 3) -> None:
+        super().__init__()
+        *body, self.classifier = network(num_classes)
+        self.body = nn.Sequential(*body)
+        self.second = self.body[3]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return a number for each class."""
+        return self.classifier(self.body(x))
+
+
 def image_settings(folder: Path, **changes: object) -> FinetuneSettings:
     """The fine-tuning of the small network on a folder of images."""
     usual = {"model": NETWORK, "density": 0.2, "lr": 0.02, "batch_size": 8, "warmup": 0.2, "epochs": 2}

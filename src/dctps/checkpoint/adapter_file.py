@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import save as serialize
 from torch import Tensor
 
 from dctps.base.files import write_atomically
 from dctps.checkpoint.adapter_state import AdapterState
 from dctps.checkpoint.contents import ADAPTER_VERSION, CheckpointError, Contents, digest_of, read
 from dctps.checkpoint.manifest import ALPHA, DTYPES, POSITIONS, VALUES, LayerEntry, valid_seed
+from dctps.checkpoint.serialize import serialized
 from dctps.core.elias_fano import encode
 from dctps.core.offsets import PRETRAINED
 from dctps.core.support import Support
@@ -45,7 +45,7 @@ def write_adapter(state: AdapterState, path: str | os.PathLike[str], dtype: torc
             tensors.setdefault(POSITIONS, []).append(_code(support))
     packed = {name: torch.cat(parts) for name, parts in tensors.items()} | _rest(state)
     manifest = json.dumps(_manifest(entries, state.base), separators=(",", ":"))
-    content = serialize(packed, {"dctps": manifest, "digest": digest_of(manifest, packed)})
+    content = serialized(packed, {"dctps": manifest, "digest": digest_of(manifest, packed)})
     write_atomically(path, lambda file: file.write_bytes(content))
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import save as serialize
 from torch import Tensor, nn
 
 from dctps.base.files import write_atomically
@@ -16,6 +15,7 @@ from dctps.checkpoint.adapter_file import write_adapter
 from dctps.checkpoint.adapter_state import state_of
 from dctps.checkpoint.contents import RESERVED, VERSION, CheckpointError, digest_of
 from dctps.checkpoint.manifest import ALPHA, DTYPES, NORMS, POSITIONS, VALUES, Entry, LayerEntry, NormEntry, valid_seed
+from dctps.checkpoint.serialize import serialized
 from dctps.core.elias_fano import encode
 from dctps.core.patch_offset import PatchOffset
 from dctps.nn.batchnorm import SparseBatchNorm
@@ -67,7 +67,7 @@ def save(
     }
     text = json.dumps(manifest, separators=(",", ":"))
     metadata = {"dctps": text, "digest": digest_of(text, tensors)}
-    content = serialize(tensors, metadata)  # save_file would leave its temporary file behind if it is killed
+    content = serialized(tensors, metadata)  # save_file would leave its temporary file behind if it is killed
     write_atomically(path, lambda temporary: temporary.write_bytes(content))
 
 

@@ -7,7 +7,6 @@ the label.
 import csv
 import io
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 from dctps.data.dataset import DataError
@@ -24,10 +23,12 @@ def is_table(path: Path) -> bool:
 
 def load_table(path: Path, text: str = "text", label: str = "label") -> Labelled:
     """Load the texts and labels of a table; text, label: the names of the columns, if it has a header."""
-    rows = list(_rows(path))
+    rows = _rows(path)
     if not rows:
         raise DataError(f"{path} has no row")
     columns = _header(path, rows[0][1], text, label)
+    if twice := [name for name in (text, label) if columns is not None and columns.count(name) > 1]:
+        raise DataError(f"{path} has several columns {twice[0]!r}; rename all but the one that is meant")
     places = (0, 1) if columns is None else (columns.index(text), columns.index(label))
     if columns is None:
         _check_no_header(path, [cells[-1].strip() for _, cells in rows])
@@ -42,8 +43,8 @@ def load_table(path: Path, text: str = "text", label: str = "label") -> Labelled
     return Labelled([cells[places[0]] for _, cells in rows], [cells[places[1]].strip() for _, cells in rows])
 
 
-def _rows(path: Path) -> Iterator[Row]:
-    """Yield the rows of a table that are not empty."""
+def _rows(path: Path) -> list[Row]:
+    """Return the rows of a table that are not empty."""
     separator = SUFFIXES.get(path.suffix.lower())
     if separator is None:
         raise DataError(f"{path} is no table: its name has to end in {', '.join(SUFFIXES)}")
@@ -58,10 +59,13 @@ def _rows(path: Path) -> Iterator[Row]:
         reader = csv.reader(lines, strict=True)
     else:
         reader = csv.reader(lines, delimiter=separator, quoting=csv.QUOTE_NONE)
+    usual = csv.field_size_limit(max(csv.field_size_limit(), len(content)))  # texts may be of any length
     try:
-        yield from ((reader.line_num, cells) for cells in reader if cells)
+        return [(reader.line_num, cells) for cells in reader if cells]
     except csv.Error as error:
         raise DataError(f"{path}, line {reader.line_num}: this cannot be read ({error})") from None
+    finally:
+        csv.field_size_limit(usual)
 
 
 def _check_no_header(path: Path, labels: list[str]) -> None:

@@ -46,22 +46,35 @@ def set_arrays(model: nn.Module, arrays: Sequence[NDArray[Any]]) -> nn.Module:
     """Copy arrays of a network like this one, or an average of such arrays, into it, and return it.
 
     Raises ValueError, and changes nothing, if they are of another network: another number of arrays, other shapes or
-    types, other supports, offsets or frozen weights. Integers that were averaged are rounded.
+    types, other supports, offsets or frozen weights; and if a number is not finite. Integers that were averaged are
+    rounded.
     """
     check_network(model, "set_arrays(model, arrays)", arrays)
     sent = _sent(unwrapped(model))
-    check_fit([_digest(unwrapped(model), sent), *(_array(tensor) for tensor in sent.values())], arrays, list(sent))
+    own = [_digest(unwrapped(model), sent), *(_array(tensor) for tensor in sent.values())]
+    check_fit(own, arrays, list(sent))
+    taken = [torch.from_numpy(_as_type(new, old.dtype)) for new, old in zip(arrays[1:], own[1:], strict=True)]
     with torch.no_grad():
-        for tensor, array in zip(sent.values(), arrays[1:], strict=True):
-            numbers = array if tensor.is_floating_point() else np.rint(array)
-            tensor.copy_(torch.from_numpy(np.array(numbers)))
+        for tensor, numbers in zip(sent.values(), taken, strict=True):
+            tensor.copy_(numbers)
     return model
+
+
+def _as_type(array: NDArray[Any], kind: np.dtype[Any]) -> NDArray[Any]:
+    """Return a copy of an array in a type, rounded if that is of integers."""
+    check_finite(array)
+    rounded = np.rint(array) if array.dtype.kind == "f" and kind.kind != "f" else array
+    with np.errstate(over="ignore"):  # a number that is too large is refused in plain words
+        copied = np.array(rounded, dtype=kind)
+    check_finite(copied, f"too large for {kind}")
+    return copied
 
 
 def average(lists: Sequence[Sequence[NDArray[Any]]], weights: Sequence[float] | None = None) -> Arrays:
     """Return the weighted mean of lists of arrays of networks with one digest, summed in float64.
 
-    weights: one per list, as the numbers of samples of clients; by default all are equal. Integers are rounded.
+    weights: one per list, as the numbers of samples of clients; by default all are equal. Means of integers are
+        rounded; integers that are equal in all lists stay what they are.
     """
     factors = _factors(len(lists), weights)
     for other in lists[1:]:
@@ -84,11 +97,14 @@ def _factors(count: int, weights: Sequence[float] | None) -> NDArray[np.float64]
 def _mean(same: Sequence[NDArray[Any]], factors: NDArray[np.float64]) -> NDArray[Any]:
     total = np.zeros(same[0].shape, dtype=np.float64)
     for array, factor in zip(same, factors, strict=True):
-        if not np.isfinite(array).all():
-            raise ValueError("an array to be averaged has numbers that are not finite; leave that network out")
+        check_finite(array)
         total += factor * array
     kind = same[0].dtype
-    return np.asarray(total if kind.kind == "f" else np.rint(total)).astype(kind)
+    if kind.kind == "f":
+        return total.astype(kind)
+    equal = np.all([array == same[0] for array in same], axis=0)  # float64 has no place for integers beyond 2^53
+    with np.errstate(invalid="ignore"):  # of equal ones, whose mean is not used
+        return np.where(equal, same[0], np.rint(total).astype(kind))
 
 
 # --- what is sent, and the digest of the rest -------------------------------------------------------------------------
@@ -148,6 +164,12 @@ def _digest(model: nn.Module, sent: Mapping[str, Tensor]) -> NDArray[np.uint8]:
 
 
 # --- checks -----------------------------------------------------------------------------------------------------------
+
+
+def check_finite(array: NDArray[Any], reason: str = "not finite") -> None:
+    """Raise ValueError if an array has a number that is not finite; reason: why that is."""
+    if not np.isfinite(array).all():
+        raise ValueError(f"an array has numbers that are {reason}; leave that network out, its training has diverged")
 
 
 def check_fit(own: Sequence[NDArray[Any]], other: Sequence[NDArray[Any]], names: Sequence[str] | None = None) -> None:

@@ -1,6 +1,6 @@
 """Packets: arrays of a network as one row of bytes, whole or as updates of 16 or 8 bits with error feedback.
 
-    digest      16 bytes, see `arrays.py`
+    digest      16 bytes, see `arrays.py`; over the last four lies (by exclusive or) a CRC-32 of all bytes behind it
     kind        1 byte: 0 for whole arrays, 1 for an update in float16, 2 for one in int8
     whole       the bytes of each array in its own type, the lowest byte first
     an update   for each array of real numbers its scale (float32), then its numbers over the scale in float16 or int8;
@@ -9,8 +9,11 @@
 An update is what a side adds to arrays that both sides have. Its scale makes the largest number of the array 1 in
 float16 and 127 in int8. What rounding takes from an update, the residual, the sender adds to its next one (error
 feedback), so nothing is lost in the sum. Shapes are not sent: both sides know them.
+
+The receiver knows the digest, so it finds the CRC-32 in it, and the checksum takes no bytes.
 """
 
+import zlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -18,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dctps.base.registry import lookup
-from dctps.federated.arrays import DIGEST, Arrays, check_fit, same_digest
+from dctps.federated.arrays import DIGEST, Arrays, check_finite, check_fit
 
 Packet = NDArray[np.uint8]  # one axis
 
@@ -32,6 +35,7 @@ class Kind(NamedTuple):
 
 
 WHOLE = 0
+CHECKSUM = 4  # bytes
 KINDS = {"float16": Kind(1, np.dtype("<f2"), 1.0), "int8": Kind(2, np.dtype("i1"), 127.0)}
 """The types in which updates can be sent, by name."""
 
@@ -39,6 +43,8 @@ KINDS = {"float16": Kind(1, np.dtype("<f2"), 1.0), "int8": Kind(2, np.dtype("i1"
 def pack(arrays: Sequence[NDArray[Any]]) -> Packet:
     """Return whole arrays of a network as one row of bytes, without loss."""
     check_fit(arrays, arrays)
+    for array in arrays[1:]:
+        check_finite(array)
     contents = [array.astype(array.dtype.newbyteorder("<")).tobytes() for array in arrays[1:]]
     return _packet(arrays[0], WHOLE, contents)
 
@@ -46,20 +52,25 @@ def pack(arrays: Sequence[NDArray[Any]]) -> Packet:
 def unpack(packet: Packet, before: Sequence[NDArray[Any]]) -> Arrays:
     """Return the arrays that a packet stands for; those of an update are in float64.
 
-    Raises ValueError if the packet is damaged or of another network.
+    Raises ValueError if the packet is damaged or of another network, or has numbers that are not finite.
 
     before: the arrays that both sides have, to which an update is added. Of a whole packet only their shapes and types
         matter.
     """
-    reader = _Reader(packet)
-    digest, code = reader.take(np.dtype(np.uint8), (DIGEST,)), int(reader.take(np.dtype(np.uint8), ()))
-    if not same_digest(before[0], digest):
+    check_fit(before, before)
+    reader, digest = _Reader(packet), _plain(before[0])
+    found, code = reader.take(np.dtype(np.uint8), (DIGEST,)), int(reader.take(np.dtype(np.uint8), ()))
+    if not np.array_equal(found[:-CHECKSUM], digest[:-CHECKSUM]):
         raise ValueError("the packet belongs to another network: to other supports, offsets, names or frozen weights")
     kind = next((kind for kind in KINDS.values() if kind.code == code), None)
     if kind is None and code != WHOLE:
         raise ValueError(f"the packet has the unknown kind {code}; it was not made by this version of dctps")
     taken = [reader.array(old, kind) for old in before[1:]]
     reader.finish()
+    if not np.array_equal(found, _sealed(digest, reader.content[DIGEST:])):
+        raise ValueError("the packet is damaged, or belongs to another network; let it be sent again")
+    for array in taken:
+        check_finite(array)
     if kind is None:
         return [digest, *taken]
     return [digest, *(np.asarray(old + update) for old, update in zip(before[1:], taken, strict=True))]
@@ -127,8 +138,19 @@ def _coded(numbers: NDArray[Any], kind: Kind) -> tuple[bytes, NDArray[Any]]:
 
 
 def _packet(digest: NDArray[Any], code: int, contents: Sequence[bytes]) -> Packet:
-    head = np.rint(digest).astype(np.uint8).tobytes() + bytes([code])
-    return np.frombuffer(head + b"".join(contents), dtype=np.uint8).copy()
+    content = bytes([code]) + b"".join(contents)
+    return np.frombuffer(_sealed(_plain(digest), content).tobytes() + content, dtype=np.uint8).copy()
+
+
+def _plain(digest: NDArray[Any]) -> NDArray[np.uint8]:
+    """Return a digest as bytes, also one that was averaged."""
+    return np.asarray(np.rint(digest), dtype=np.uint8)
+
+
+def _sealed(digest: NDArray[np.uint8], content: bytes) -> NDArray[np.uint8]:
+    """Return a digest under the checksum of the bytes behind it."""
+    checksum = np.frombuffer(zlib.crc32(content).to_bytes(CHECKSUM, "little"), dtype=np.uint8)
+    return np.concatenate([digest[:-CHECKSUM], digest[-CHECKSUM:] ^ checksum])
 
 
 class _Reader:
@@ -155,9 +177,8 @@ class _Reader:
             return self.take(np.dtype("<i8"), like.shape)
         scale = self.take(np.dtype("<f4"), ()).astype(np.float64)
         numbers = self.take(kind.dtype, like.shape).astype(np.float64)
-        if not (np.isfinite(scale) and np.isfinite(numbers).all()):
-            raise ValueError("the packet is damaged: it holds numbers that are not finite")
-        return np.asarray(numbers * scale)
+        with np.errstate(invalid="ignore"):  # numbers of a damaged packet, which is refused when all of it is read
+            return np.asarray(numbers * scale)
 
     def finish(self) -> None:
         """Raise ValueError if something is left."""

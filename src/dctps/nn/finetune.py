@@ -214,11 +214,14 @@ def frozen_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     return {name: parameter for name, parameter in named if not parameter.requires_grad}
 
 
-def supports_in(state: Mapping[str, Any]) -> dict[str, Support]:
-    """Return the supports in the state of a fine-tuned network, by the names of the weights."""
+def supports_in(state: Mapping[str, Any], model: nn.Module) -> dict[str, Support]:
+    """Return the supports in the state of a fine-tuned network, by the names that the weights have in `model`.
+
+    model: the network before it was fine-tuned. Of a layer with several names the state has an entry for each.
+    """
     places = {key: re.fullmatch(rf"(?:(.*)\.)?{PART}\.([^.]+)\.{EXTRA}", key) for key in state}
     found = {weight_name(place[1] or "", place[2]): state[key] for key, place in places.items() if place}
-    return {name: identity.decode(content)[0] for name, content in found.items()}
+    return {name: identity.decode(found[name])[0] for name in tunable(model) if name in found}
 
 
 def saved_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

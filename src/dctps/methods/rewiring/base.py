@@ -35,6 +35,7 @@ class Rewiring:
     """The base of all methods: it counts iterations, moves weights and keeps the state. A method decides the moves."""
 
     _plain_step: Callable[..., Any] | None = None  # the optimiser's own step, once `take_over` was called
+    _coming: Mapping[str, Any]  # the state of the rewiring in a state that the optimiser is loading
 
     def __init__(
         self,
@@ -97,15 +98,18 @@ class Rewiring:
         taken = types.MethodType(lambda _, closure=None: self.step(closure), self.optimizer)  # as schedules expect it
         self.optimizer.step = taken  # type: ignore[method-assign]
         self.optimizer.register_state_dict_post_hook(lambda _, state: state.update({_ENTRY: self.state_dict()}))
-        self.optimizer.register_load_state_dict_pre_hook(lambda _, state: self._load_entry(state))
+        self.optimizer.register_load_state_dict_pre_hook(lambda _, state: self._check_entry(state))
+        self.optimizer.register_load_state_dict_post_hook(lambda _: self.load_state_dict(self._coming))
         return self
 
-    def _load_entry(self, state: Mapping[str, Any]) -> None:
+    def _check_entry(self, state: Mapping[str, Any]) -> None:
+        """Check the state of the rewiring, and keep it until the optimiser has taken its own, which may yet fail."""
         if _ENTRY not in state:
             raise ValueError(
                 "this state of the optimiser is without that of a rewiring, which has taken over its steps"
             )
-        self.load_state_dict(state[_ENTRY])
+        self._check_state(state[_ENTRY])
+        self._coming = state[_ENTRY]
 
     def _optimise(self, closure: Closure) -> Any:
         step: Callable[..., Any] = self._plain_step or self.optimizer.step
@@ -177,6 +181,13 @@ class Rewiring:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state of the same method and settings; ValueError otherwise, and nothing has changed."""
+        self._check_state(state)
+        self.carrier.memory = {name: dict(tensors) for name, tensors in state["memory"].items()}
+        self.iteration, self.updates, self.steps = state["iteration"], state["updates"], state["steps"]
+        self._look_ahead()
+
+    def _check_state(self, state: Mapping[str, Any]) -> None:
+        """Raise ValueError if this is not a state of the same method, settings and network."""
         mine = {"method": type(self).__name__, **self.settings}
         theirs = {"method": state.get("method"), **state.get("settings", {})}
         differ = [
@@ -187,9 +198,6 @@ class Rewiring:
         unknown = [name for name in state["memory"] if name not in self.layers]
         if unknown:
             raise ValueError(f"this state belongs to another network: here is no layer {unknown[0]!r} to rewire")
-        self.carrier.memory = {name: dict(tensors) for name, tensors in state["memory"].items()}
-        self.iteration, self.updates, self.steps = state["iteration"], state["updates"], state["steps"]
-        self._look_ahead()
 
     def __repr__(self) -> str:
         settings = ", ".join(f"{name}={value!r}" for name, value in self.settings.items())

@@ -100,15 +100,21 @@ class DSR(Rewiring):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state. The layers get the sizes of the state, so load it before the state of the network."""
-        if several() or state["supports"].keys() - self.layers.keys():
-            raise ValueError(_ALONE if several() else "this state belongs to another network")
-        supports = {n: Support(self.layers[n].geometry.weight_shape, p) for n, p in state["supports"].items()}
         super().load_state_dict(state)
         self.threshold = state["threshold"]
-        for name, support in supports.items():
+        for name, support in self._supports(state).items():
             layer = self.layers[name]
             if layer.support != support:
                 layer.move(support, torch.zeros(support.nnz, dtype=layer.values.dtype, device=layer.values.device))
+
+    def _check_state(self, state: Mapping[str, Any]) -> None:
+        super()._check_state(state)
+        if several() or state["supports"].keys() - self.layers.keys():
+            raise ValueError(_ALONE if several() else "this state belongs to another network")
+        self._supports(state)  # raises an error for positions that are none
+
+    def _supports(self, state: Mapping[str, Any]) -> dict[str, Support]:
+        return {n: Support(self.layers[n].geometry.weight_shape, p) for n, p in state["supports"].items()}
 
 
 _ALONE = (

@@ -128,8 +128,12 @@ class RigL(ByMagnitude):
         return {**super().state_dict(), "held": self.gradients.held()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        if state.get("held", {}).keys() - self.layers.keys():
-            raise ValueError("this state belongs to another network: it holds the gradient of a layer that is not here")
+        self._check_state(state)
         self.watches_for = None
         super().load_state_dict(state)
         self.gradients.hold_again(state["held"])
+
+    def _check_state(self, state: Mapping[str, Any]) -> None:
+        super()._check_state(state)
+        if state["held"].keys() - self.layers.keys():
+            raise ValueError("this state belongs to another network: it holds the gradient of a layer that is not here")

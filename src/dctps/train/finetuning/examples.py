@@ -95,11 +95,26 @@ def _text_batches(
         tokens, labels = tokenizer.encode(examples.parts[part].items), examples.parts[part].numbers(examples.classes)
         if empty := [index for index, text in enumerate(tokens) if not all(text.values())]:
             raise DataError(f"the tokenizer makes no token of {part} text {empty[0] + 1}; leave that row out")
+        _check_tokens({token for text in tokens for token in text["input_ids"]}, tokenizer, part)
         digest.update(json.dumps([tokens, labels.tolist()]).encode())
         options: dict[str, Any] = {"padding": tokenizer.padding, "left": tokenizer.left, "device": device}
         options |= {"shuffle": part == TRAINING, "seed": settings.seed}
         batches.append(TextBatches(tokens, labels, settings.batch_size, **options))
     return RunBatches(*batches), digest.hexdigest()
+
+
+def _check_tokens(found: set[int], tokenizer: Tokenizer, part: str) -> None:
+    """Raise DataError if a network has no embedding for a token, or if training texts are nothing but special ones."""
+    if tokenizer.size is not None and max(found) >= tokenizer.size:
+        raise DataError(
+            f"the tokenizer makes the token {max(found)} of {part} texts, but the network has embeddings for "
+            f"{tokenizer.size} tokens (vocab_size in config.json); the two belong to different networks"
+        )
+    if part == TRAINING and found <= tokenizer.special:
+        raise DataError(
+            "all tokens of the training texts are special or unknown: the tokenizer knows none of their words, or "
+            "--max-length leaves no room for one"
+        )
 
 
 def _image_batches(

@@ -12,11 +12,17 @@ IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # mean and deviation of
 
 @dataclasses.dataclass(frozen=True)
 class Tokenizer:
-    """How a network takes texts: what makes tokens of them, and what fills up short ones."""
+    """How a network takes texts: what makes tokens of them, and what fills up short ones.
+
+    special: the tokens that stand for no text, and the one that stands for unknown text.
+    size: the number of tokens that the network has an embedding for, or None where that is not known.
+    """
 
     encode: Callable[[Sequence[str]], list[Tokens]]
     padding: Mapping[str, int]
     left: bool  # whether texts are filled up on the left
+    special: frozenset[int] = frozenset()
+    size: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)

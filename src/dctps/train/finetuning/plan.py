@@ -84,8 +84,8 @@ def introduction(
     counts = ", ".join(f"{len(part):,} for {name}" for name, part in examples.parts.items())
     classes = f"{len(examples.classes)} classes: {_listed(examples.classes)}"
     lines = [settings_line(settings), f"data: {counts} ({examples.noun}); {classes}"]
-    if frozen := [name for name in new if name in frozen_parameters(model)]:
-        lines.append(f"not pretrained, but new and frozen: {_listed(frozen)}; name them in --train if they matter")
+    if new:
+        lines.append(f"not pretrained, so they train as a whole: {_listed(new)}")
     made = report(model)
     return [*lines, *made.groups(), *made.whole_network(), *pruning_lines(settings.support, cost)]
 

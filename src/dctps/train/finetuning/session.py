@@ -86,7 +86,7 @@ def _plan(settings: FinetuneSettings, device: torch.device, run: FinetuneRun, sa
     x, _ = next(iter(batches.training.epoch(0)))
     check_outputs(model, x, len(examples.classes), settings.model, examples.noun)
     try:
-        cost = prepare(model, settings, batches.training, None if saved is None else saved.model)
+        cost = prepare(model, settings, batches.training, None if saved is None else saved.model, network.new)
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         if saved is None:
             raise

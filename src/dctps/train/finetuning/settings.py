@@ -40,6 +40,7 @@ class FinetuneSettings:
     """What trains as a whole beside S: names or patterns of modules,
     such as classifier, or of parameters, such as *.bias;
     norms stands for all normalisation layers.
+    Parameters that are not pretrained train as a whole, too.
     Everything else stays as it is."""
     exclude: tuple[str, ...] = ()
     """Names or patterns of layers that get no S and stay as they are."""

@@ -1,7 +1,9 @@
 """The network of a fine-tuning before its first step, with its support chosen."""
 
 import dataclasses
-from collections.abc import Iterator
+import fnmatch
+import glob
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -12,6 +14,7 @@ from dctps.nn.convert import fine_tuned_layers, sparsify
 from dctps.nn.finetune import supports_in
 from dctps.nn.prunable import prunable
 from dctps.nn.report import Request, attach_request
+from dctps.nn.trained import matched_parameters
 from dctps.train.finetuning.settings import FinetuneSettings
 from dctps.train.images import AnyBatches, EndlessBatches
 
@@ -19,30 +22,58 @@ Cost = dict[str, Any]  # what choosing the support has cost: passes and seconds
 
 
 def prepare(
-    model: nn.Module, settings: FinetuneSettings, training: AnyBatches, saved: dict[str, Any] | None
+    model: nn.Module,
+    settings: FinetuneSettings,
+    training: AnyBatches,
+    saved: dict[str, Any] | None,
+    new: Sequence[str] = (),
 ) -> Cost | None:
     """Make a network W0 + S, in place; return what choosing the support has cost, if it was chosen by a score.
 
+    new: the names of the parameters that are not pretrained. They train as a whole, so they are in the adapter: its
+        reader would draw others.
     saved: the state of the same network, in a run that goes on; the support is taken from there and not scored again.
     """
-    options: dict[str, Any] = {"offset": "pretrained", "train": settings.train, "exclude": settings.exclude}
+    train = tuple(dict.fromkeys([*settings.train, *map(glob.escape, new)]))
+    _check_exclude(model, settings, new)
+    options: dict[str, Any] = {"offset": "pretrained", "train": train, "exclude": settings.exclude}
     if settings.support == "random":
         sparsify(model, settings.density, allocation=settings.allocation, seed=settings.seed, **options)
         return None
     cost = None
     if saved is None:
-        supports, cost = _score(model, settings, training)
+        supports, cost = _score(model, settings, train, training)
     else:
-        supports = supports_in(saved)
+        supports = supports_in(saved, model)
     sparsify(model, supports=supports, **options)
     asked = sum(support.nnz for support in supports.values())
     attach_request(model, Request(settings.density, asked, settings.support))
     return cost
 
 
-def _score(model: nn.Module, settings: FinetuneSettings, training: AnyBatches) -> tuple[dict[str, Support], Cost]:
+def _check_exclude(model: nn.Module, settings: FinetuneSettings, new: Sequence[str]) -> None:
+    """Raise ValueError if a new parameter is in a layer that is to stay as it is, and is not named in `train`."""
+    own = set(new) - set(matched_parameters(model, settings.train))
+    kept = [name for name in new if name in own and any(_inside(name, rule) for rule in settings.exclude)]
+    if kept:
+        raise ValueError(
+            f"--exclude keeps {', '.join(kept)} as they are, but they are not pretrained: the folder of the network "
+            "does not have them, so they were drawn at random and must train; name other layers, or save the network "
+            "with all its parameters first"
+        )
+
+
+def _inside(name: str, rule: str) -> bool:
+    """Return whether a parameter lies in a module whose name matches a rule."""
+    parts = name.split(".")
+    return any(fnmatch.fnmatchcase(".".join(parts[:end]), rule) for end in range(1, len(parts)))
+
+
+def _score(
+    model: nn.Module, settings: FinetuneSettings, train: tuple[str, ...], training: AnyBatches
+) -> tuple[dict[str, Support], Cost]:
     """Score the weights that would get an S; those of other layers than linear ones and convolutions get none."""
-    tuned = fine_tuned_layers(model, settings.exclude, settings.train)
+    tuned = fine_tuned_layers(model, settings.exclude, train)
     supports = prune(
         model,
         settings.support,

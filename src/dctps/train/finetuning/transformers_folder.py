@@ -17,6 +17,7 @@ from dctps.train.finetuning.network import IMAGENET, Look, Network, Tokenizer
 PURPOSE = "a network of transformers"
 OPTIONS = {"local_files_only": True, "trust_remote_code": False}
 WEIGHTS = ("*.safetensors", "*.bin")
+VOCABULARIES = ("tokenizer.*", "*.model", "tekken.json")  # beside those that the class of a tokenizer names
 
 
 def check_folder(folder: Path) -> None:
@@ -36,6 +37,7 @@ def text_network(folder: Path, classes: list[str], max_length: int) -> Network:
             tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **OPTIONS)
         except Exception as error:  # a damaged file can raise nearly anything
             raise ValueError(f"the tokenizer of {folder} cannot be loaded: {_first_line(error)}") from error
+    _check_vocabulary(folder, set(tokenizer.vocab_files_names.values()))
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     if tokenizer.pad_token_id is None:
@@ -52,7 +54,25 @@ def text_network(folder: Path, classes: list[str], max_length: int) -> Network:
         names = [name for name in columns if name in accepted]
         return [{name: columns[name][index] for name in names} for index in range(len(texts))]
 
-    return Network(model, Tokenizer(encode, padding, tokenizer.padding_side == "left"), new)
+    special, left = frozenset(tokenizer.all_special_ids), tokenizer.padding_side == "left"
+    return Network(model, Tokenizer(encode, padding, left, special, _embeddings(model)), new)
+
+
+def _check_vocabulary(folder: Path, files: set[str]) -> None:
+    """Raise ValueError if a folder has none of the files of a vocabulary: transformers makes an empty one of nothing.
+
+    files: the names that the class of the tokenizer has for them; one without such files needs none.
+    """
+    if files and not any(path.is_file() for name in (*files, *VOCABULARIES) for path in folder.glob(name)):
+        raise ValueError(f"{folder} has no tokenizer: copy that of the network into it ({' or '.join(sorted(files))})")
+
+
+def _embeddings(model: Any) -> int | None:
+    """Return the number of tokens that a network has an embedding for, or None where it has no table of them."""
+    with contextlib.suppress(NotImplementedError):
+        table = model.get_input_embeddings()
+        return table.num_embeddings if isinstance(table, nn.Embedding) else None
+    return None
 
 
 def image_network(folder: Path, classes: list[str]) -> Network:
