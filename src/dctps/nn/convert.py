@@ -6,7 +6,7 @@ was.
 
 import fnmatch
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -222,10 +222,11 @@ def _fine_tune(
 def fine_tuned_layers(model: nn.Module, exclude: Exclude, train: str | Iterable[str]) -> dict[str, nn.Module]:
     """Return the layers of the weights that would get sparse parts, by the names of the weights."""
     weights = tuning_targets(model, matched_parameters(model, train))
-    owners = _without_excluded(model, {name: weight.uses[0].layer for name, weight in weights.items()}, exclude)
-    if not owners:
+    users = {name: [use.layer for use in weight.uses] for name, weight in weights.items()}
+    excluded = _excluded(model, users, exclude)
+    if len(excluded) == len(users):
         raise ValueError("there is no weight to fine-tune in this network: all are excluded")
-    return owners
+    return {name: layers[0] for name, layers in users.items() if name not in excluded}
 
 
 def _check_scale(alpha: AlphaLike) -> None:
@@ -276,23 +277,28 @@ def _target_norms(model: nn.Module, exclude: Exclude) -> dict[str, _BatchNorm]:
 
 def _without_excluded(model: nn.Module, layers: Mapping[str, M], exclude: Exclude) -> dict[str, M]:
     """Return the layers that no rule excludes."""
-    rules = [exclude] if isinstance(exclude, str | type) else list(exclude)
-    excluded = set().union(*(_excluded_by(rule, model, layers) for rule in rules))
+    excluded = _excluded(model, {name: [layer] for name, layer in layers.items()}, exclude)
     return {name: layer for name, layer in layers.items() if name not in excluded}
 
 
-def _excluded_by(rule: str | type[nn.Module], model: nn.Module, layers: Mapping[str, nn.Module]) -> set[str]:
-    """Return the names of the layers that a rule matches, under any of their paths, or that lie inside a match."""
+def _excluded(model: nn.Module, users: Mapping[str, Sequence[nn.Module]], exclude: Exclude) -> set[str]:
+    """Return the names of the weights of which a rule excludes a layer that uses them."""
+    rules = [exclude] if isinstance(exclude, str | type) else list(exclude)
+    return set[str]().union(*(_excluded_by(rule, model, users) for rule in rules))
+
+
+def _excluded_by(rule: str | type[nn.Module], model: nn.Module, users: Mapping[str, Sequence[nn.Module]]) -> set[str]:
+    """Return the names whose layers a rule matches, under any of their paths, or that lie inside a match."""
     matched = [
         path
         for path, module in model.named_modules(remove_duplicate=False)
         if (fnmatch.fnmatchcase(path, rule) if isinstance(rule, str) else isinstance(module, rule))
     ]
     inside = {id(m) for path in matched for m in model.get_submodule(path).modules()}
-    excluded = {name for name, layer in layers.items() if id(layer) in inside}
+    excluded = {name for name, layers in users.items() if any(id(layer) in inside for layer in layers)}
     if not excluded:
         name = rule if isinstance(rule, str) else rule.__name__
-        raise ValueError(f"exclude={name!r} matches no layer; there are: {', '.join(layers)}")
+        raise ValueError(f"exclude={name!r} matches no layer; there are: {', '.join(users)}")
     return excluded
 
 

@@ -45,9 +45,9 @@ class LayerKind:
     """How the layers of a class are fine-tuned.
 
     weights: the names of the parameters that get a sparse part.
-    forward: the forward method of a fine-tuned layer, which takes the layer and its inputs. It reads W0 and the bias
-        from `layer._parameters` and S from `layer.sparse_part[name]`. By default the layer keeps its own method, which
-        reads W0 + S as `self.<name>`.
+    forward: the forward method of a fine-tuned layer, which takes the layer and its inputs. It reads W0 from
+        `layer._parameters`, S from `layer.sparse_part[name]` and the bias as the attribute, which may be computed. By
+        default the layer keeps its own method, which reads W0 + S as `self.<name>`.
     part: makes S for one weight; the default serves layers that keep their own method.
     guarded: whether `self.<name>` refuses changes, which would be lost. torch's attention has a fast path for plain
         tensors alone.
@@ -92,7 +92,7 @@ def _add_part(layer: Any, base_product: Callable[[Tensor, Tensor | None], Tensor
 
     base_product: returns the product with a weight plus a bias, by torch's own operator.
     """
-    base, bias, part = layer._parameters["weight"], layer._parameters.get("bias"), layer.sparse_part["weight"]
+    base, bias, part = layer._parameters["weight"], getattr(layer, "bias", None), layer.sparse_part["weight"]
     y = base_product(base, bias)
     if part.alpha is not None:  # with alpha = 1 it leaves every bit of y as it is
         without_bias = y if bias is None else y - bias.view(-1, *(1 for _ in part.geometry.kernel))
@@ -101,8 +101,8 @@ def _add_part(layer: Any, base_product: Callable[[Tensor, Tensor | None], Tensor
 
 
 def _linear(layer: Any, x: Tensor) -> Tensor:
-    own, part = layer._parameters, layer._modules["sparse_part"]._modules["weight"]
-    y: Tensor | None = part.with_base(x, own["weight"], own.get("bias"))
+    part, bias = layer.sparse_part["weight"], getattr(layer, "bias", None)
+    y: Tensor | None = part.with_base(x, layer._parameters["weight"], bias)
     return y if y is not None else _add_part(layer, lambda weight, bias: F.linear(x, weight, bias), part(x))
 
 
