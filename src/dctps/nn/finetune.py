@@ -14,7 +14,16 @@ from torch import Tensor, nn
 
 from dctps.core.support import Support
 from dctps.nn import identity
-from dctps.nn.fine_tuned import PART, FineTuned, attach_parts, detach_parts, tuned_weights, weight_name
+from dctps.nn.fine_tuned import (
+    PART,
+    FineTuned,
+    Parts,
+    attach_parts,
+    detach_parts,
+    is_repeated,
+    tuned_weights,
+    weight_name,
+)
 from dctps.nn.layer_kinds import part_of_weight
 from dctps.nn.replace import errors_name_layer
 from dctps.nn.sparse_part import PartOfLinear, SparsePart
@@ -82,7 +91,7 @@ def _make_part(name: str, weight: Tunable, support: Support, backend: str, scale
         if not apart:
             part = part_of_weight(weight.uses[0].layer, weight.uses[0].key, support, options)
     if len(weight.uses) > 1:
-        part.shows_gradient = False
+        part.is_shared, part.shows_gradient = True, False
     if scaled:
         part.scale_base()
     return MadePart(part, apart)
@@ -95,14 +104,21 @@ def attach(model: nn.Module, weights: Mapping[str, Tunable], parts: Mapping[str,
     kept = {name: tensor.detach().clone() for name, tensor in originals.items()}
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name in train)
-    layers: dict[int, tuple[Use, dict[str, MadePart]]] = {}
-    for name, made in parts.items():
-        for use in weights[name].uses:
-            layers.setdefault(id(use.layer), (use, {}))[1][use.key] = made
-    for use, own in layers.values():
-        apart = all(made.apart for made in own.values())
-        attach_parts(use.layer, {key: made.part for key, made in own.items()}, use.kind, apart)
+    for use, parts_of_layer, apart in _by_layer(weights, parts):
+        attach_parts(use.layer, parts_of_layer, use.kind, apart)
     setattr(model, _BEFORE, Before(required_grad, train, kept))
+
+
+def _by_layer(weights: Mapping[str, Tunable], parts: Mapping[str, MadePart]) -> Iterator[tuple[Use, Parts, bool]]:
+    """Yield a use of each layer, all parts of that layer, and whether it can take W0 and S apart."""
+    layers: dict[int, list[tuple[Use, bool, MadePart]]] = {}
+    for name, made in parts.items():
+        for number, use in enumerate(weights[name].uses):
+            layers.setdefault(id(use.layer), []).append((use, number == 0, made))
+    for found in layers.values():
+        own = {use.key: made.part for use, is_first, made in found if is_first}
+        shared = {use.key: made.part for use, is_first, made in found if not is_first}
+        yield found[0][0], Parts(own, shared), all(made.apart for _, _, made in found)
 
 
 def detach(model: nn.Module, restore: bool) -> None:
@@ -202,6 +218,7 @@ def trained_state(model: nn.Module) -> dict[str, Any]:
 
 def load_trained_state(model: nn.Module, state: Mapping[str, Any]) -> None:
     """Load what `trained_state` gave; ValueError or RuntimeError if it is not of a network that trains the same."""
+    state = {name: value for name, value in state.items() if not is_repeated(model, name)}
     wanted = trained_state(model).keys()
     if before(model) is not None and wanted != state.keys():
         raise ValueError(f"the states differ in {min(wanted ^ state.keys())!r}: another part of the network trains")
