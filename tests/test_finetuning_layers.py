@@ -1,6 +1,7 @@
 """Fine-tuning of layers with computed weights and biases, of tied weights, and of matrices with several names."""
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -203,3 +204,51 @@ def test_a_matrix_beside_the_weight_is_in_the_report():
     assert list(tuned_weights(net)) == ["0"]
     reasons = dict(dctps.report(net).left_dense)
     assert "LAYER_KINDS" in reasons["0.kernel"]
+
+
+# --- tables, transposed convolutions and torch's fast path ------------------------------------------------------------
+
+
+class Scaled(nn.Embedding):
+    """A table whose subclass reads its weight in its own way."""
+
+    def forward(self, numbers):
+        return 2 * super().forward(numbers)
+
+
+@pytest.mark.parametrize("cls", [nn.EmbeddingBag, Scaled])
+def test_tables_whose_gradients_are_rows_are_left_alone_where_the_sum_would_be_read(cls):
+    options = {"sparse": True} | ({"mode": "sum"} if cls is nn.EmbeddingBag else {})
+    net = nn.ModuleList([cls(9, 4, **options), nn.Embedding(9, 4, sparse=True), cls(9, 4), cls(9, 4, max_norm=1.0)])
+    dctps.sparsify(net, 0.5, **PRETRAINED)
+    assert list(tuned_weights(net)) == ["1", "2"]
+    reasons = dict(dctps.report(net).left_dense)
+    assert "sparse=False serves" in reasons["0"]
+    assert "max_norm" in reasons["3"]
+    shaken(net)
+    for table in (net[1], net[2]):
+        table(torch.arange(9).view(3, 3)).square().sum().backward()
+        assert table.sparse_part["weight"].values.grad.abs().sum() > 0
+
+
+def test_a_transposed_convolution_of_one_image_takes_an_output_size_with_channels():
+    layer, x = nn.ConvTranspose2d(4, 6, 3, 2), torch.randn(4, 5, 5)
+    sizes = ((6, 12, 12), (11, 12), None)
+    expected = [layer(x, output_size=size) for size in sizes]
+    dctps.sparsify(layer, 0.3, **PRETRAINED)
+    assert all(torch.equal(layer(x, output_size=size), y) for size, y in zip(sizes, expected, strict=True))
+
+
+def test_an_encoder_of_torch_takes_its_fast_path_with_a_padding_mask():
+    torch.manual_seed(0)
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2).eval()
+    x, mask = torch.randn(2, 5, 8), torch.tensor([[False] * 3 + [True] * 2, [False] * 5])
+    with torch.no_grad():
+        y = encoder(x, src_key_padding_mask=mask)
+        dctps.sparsify(encoder, 0.2, **PRETRAINED)
+        assert torch.equal(encoder(x, src_key_padding_mask=mask), y)
+        shaken(encoder)
+        twin = pickle.loads(pickle.dumps(encoder))
+        y = encoder(x, src_key_padding_mask=mask)
+        assert torch.equal(twin(x, src_key_padding_mask=mask), y)
+        torch.testing.assert_close(dctps.densify(twin)(x, src_key_padding_mask=mask), y)

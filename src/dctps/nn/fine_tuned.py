@@ -91,7 +91,8 @@ class FineTuned(nn.Module):
     def __reduce_ex__(self, protocol: Any) -> Any:
         # The class is made when it is needed, so a pickle names the one that the layer had before.
         apart = self.presents.forward is not None
-        return _unpickled, (self.plain_class, self.presents.names, apart), self.__getstate__()  # type: ignore[no-untyped-call]
+        named = self.plain_class, self.presents.names, apart, self.presents.guarded
+        return _unpickled, named, self.__getstate__()  # type: ignore[no-untyped-call]
 
 
 class Presented(NamedTuple):
@@ -107,11 +108,14 @@ class Presented(NamedTuple):
     guarded: bool
 
 
-def _unpickled(plain_class: type[nn.Module], names: tuple[str, ...], apart: bool) -> nn.Module:
+def _unpickled(
+    plain_class: type[nn.Module], names: tuple[str, ...], apart: bool, guarded: bool | None = None
+) -> nn.Module:
     layer = plain_class.__new__(plain_class)
     layer.__dict__["_parameters"] = {}  # the attributes come later
     kind = kind_of(layer) or LayerKind()
-    layer.__class__ = _fine_tuned_class(plain_class, Presented(names, kind.forward if apart else None, kind.guarded))
+    guarded = kind.guarded if guarded is None else guarded  # files of earlier versions do not say it
+    layer.__class__ = _fine_tuned_class(plain_class, Presented(names, kind.forward if apart else None, guarded))
     return layer
 
 
@@ -141,14 +145,18 @@ def _presented(layer: FineTuned, *, name: str, guarded: bool) -> Tensor:
     return weight
 
 
-def attach_parts(layer: nn.Module, parts: Parts, kind: LayerKind, apart: bool) -> None:
-    """Make a plain layer of this kind a fine-tuned one, in place; its weights of these names get the parts.
+def fine_tuned_class(cls: type[nn.Module], names: tuple[str, ...], kind: LayerKind, apart: bool) -> type[nn.Module]:
+    """Return the subclass of a class whose weights of these names are W0 + S; TypeError if the class allows none.
 
     apart: whether it may take W0 and S apart, if its kind knows how; else it reads W0 + S.
     """
+    return _fine_tuned_class(cls, Presented(names, kind.forward if apart else None, kind.guarded))
+
+
+def attach_parts(layer: nn.Module, parts: Parts, cls: type[nn.Module]) -> None:
+    """Make a plain layer a fine-tuned one of this class, in place; its weights of these names get the parts."""
     layer.sparse_part = parts.train(layer.training)
-    presents = Presented(tuple(parts), kind.forward if apart else None, kind.guarded)
-    layer.__class__ = _fine_tuned_class(type(layer), presents)
+    layer.__class__ = cls
 
 
 def detach_parts(layer: FineTuned) -> None:

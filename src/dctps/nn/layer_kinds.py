@@ -124,7 +124,7 @@ def _part_of_convolution(layer: Any, name: str, support: Support, options: Optio
 def _transposed(layer: Any, x: Tensor, output_size: list[int] | None = None) -> Tensor:
     axes, batch = len(layer.kernel_size), x if x.dim() == len(layer.kernel_size) + 2 else x[None]
     sliding = layer.stride, layer.padding, layer.kernel_size, axes, layer.dilation
-    extra = layer._output_padding(batch, output_size, *sliding)
+    extra = layer._output_padding(x, output_size, *sliding)
     run = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[axes - 1]
 
     def base_product(weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -162,7 +162,12 @@ def _table(layer: Any, numbers: Tensor) -> Tensor:
 def _why_not_table(layer: Any) -> str | None:
     if layer.max_norm is not None:
         return "max_norm rescales rows of the table in place, and W0 must stay"
-    return "scale_grad_by_freq changes gradients by counts, which S does not know" if layer.scale_grad_by_freq else None
+    if layer.scale_grad_by_freq and isinstance(layer, nn.Embedding):
+        return "scale_grad_by_freq changes gradients by counts, which S does not know"
+    kind = kind_of(layer)
+    if layer.sparse and kind is not None and kind.forward is None:
+        return "sparse=True makes its gradient one of rows, which cannot pass through W0 + S; sparse=False serves"
+    return None
 
 
 def _why_not_recurrent(layer: nn.Module) -> str:
@@ -187,7 +192,7 @@ LAYER_KINDS: dict[type[nn.Module] | str, LayerKind] = {  # a class, or the full 
     nn.ConvTranspose2d: LayerKind(forward=_transposed, part=_part_of_transposed),
     nn.ConvTranspose3d: LayerKind(forward=_transposed, part=_part_of_transposed),
     nn.Embedding: LayerKind(forward=_table, why_not=_why_not_table, why_no_transform=TABLE),
-    nn.EmbeddingBag: LayerKind(why_no_transform=TABLE),
+    nn.EmbeddingBag: LayerKind(why_not=_why_not_table, why_no_transform=TABLE),
     nn.Bilinear: LayerKind(),
     nn.LayerNorm: LayerKind(()),
     nn.RMSNorm: LayerKind(()),

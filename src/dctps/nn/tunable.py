@@ -1,5 +1,6 @@
 """The weights of a network that can be fine-tuned as W0 + S, and the reasons why the others cannot."""
 
+import dataclasses
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -70,8 +71,11 @@ def left_whole(model: nn.Module) -> list[LeftDense]:
 def _weights(model: nn.Module) -> Iterator[tuple[str, Use, nn.Parameter, str | None]]:
     """Yield the name, the use and W0 of every weight of a known name, and why it cannot be fine-tuned."""
     some_train, unknown = any(p.requires_grad for p in model.parameters()), _unknown_uses(model)
+    fused = {id(child) for m in model.modules() if isinstance(m, nn.TransformerEncoderLayer) for child in m.children()}
     for path, layer in model.named_modules():
         kind = None if isinstance(layer, FineTuned | DpsLayer) else kind_of(layer)
+        if kind is not None and id(layer) in fused:  # torch's fast path takes plain tensors alone
+            kind = dataclasses.replace(kind, guarded=False)
         for key in kind.weights if kind is not None else ():
             base = layer._parameters.get(key)
             if base is None and key != "weight":
