@@ -116,10 +116,11 @@ def _sorted(name: str, bases: dict[str, nn.Parameter], indices: Tensor, values: 
 def _without_filling(places: Tensor, values: Tensor) -> int:
     """Return how many values there are before the zeros at (0, 0) that only fill up.
 
-    They stand at the end. The first value of all is never one of them, so a real zero at (0, 0) is kept.
+    They stand at the end, behind a real value at (0, 0), which may be zero, too. Where all values are zeros at (0, 0),
+    the layer has none.
     """
     real = torch.nonzero((places != 0) | (values != 0))
-    return min(len(values), max(1, int(real[-1]) + 1 if len(real) else 0))
+    return int(real[-1]) + 1 if len(real) else 0
 
 
 def _filled_up(support: Support, values: Tensor, count: int) -> tuple[Tensor, Tensor]:  # (2, count), (count,)
