@@ -34,11 +34,11 @@ if TYPE_CHECKING:
     from dctps.nn.convert import densify, sparsify, sparsify_norms
     from dctps.nn.costs import count_ops
     from dctps.nn.decay import param_groups
-    from dctps.nn.finetune import unmerge
     from dctps.nn.fuse import fuse
     from dctps.nn.layer_kinds import LAYER_KINDS, LayerKind
     from dctps.nn.layers import DpsConv1d, DpsConv2d, DpsConv3d, DpsLinear
     from dctps.nn.masks import masked_supports
+    from dctps.nn.merging import unmerge
     from dctps.nn.report import report
     from dctps.nn.running_statistics import recalibrate
     from dctps.nn.streamline import streamline
@@ -148,7 +148,7 @@ PLACES = {
     "sparsify_norms": "dctps.nn.convert",
     "streamline": "dctps.nn.streamline",
     "train": "dctps.train",
-    "unmerge": "dctps.nn.finetune",
+    "unmerge": "dctps.nn.merging",
 }
 
 if not TYPE_CHECKING:  # with `__getattr__`, every name would exist for a type checker

@@ -28,14 +28,16 @@ def write_adapter(state: AdapterState, path: str | os.PathLike[str], dtype: torc
 
     dtype: the type of the values in the file; by default that of the weights. float16 takes 2 bytes a value.
     """
+    if dtype is not None and (not isinstance(dtype, torch.dtype) or _kind(dtype) not in DTYPES):
+        raise CheckpointError(f"dtype={dtype!r} is no type of values in a file; there are: {_listed_types()}")
     entries, tensors = [], dict[str, list[Tensor]]()
     for name, support in state.supports.items():
         values = state.values[name].to(dtype or state.values[name].dtype)
         if not bool(torch.isfinite(values).all()) and bool(torch.isfinite(state.values[name]).all()):
             raise CheckpointError(f"values of {name!r} are too large for {values.dtype}; save them in another type")
-        kind = str(values.dtype).removeprefix("torch.")
+        kind = _kind(values.dtype)
         if kind not in DTYPES:
-            raise CheckpointError(f"the values of {name!r} are {kind}; a file can hold {', '.join(DTYPES)}")
+            raise CheckpointError(f"the values of {name!r} are {values.dtype}; a file can hold {_listed_types()}")
         scaled, seed = name in state.alphas, valid_seed(support, support.seed)
         entries.append(LayerEntry(name, support.shape, support.nnz, seed, kind, PRETRAINED, scaled))
         tensors.setdefault(VALUES + kind, []).append(values)
@@ -47,6 +49,14 @@ def write_adapter(state: AdapterState, path: str | os.PathLike[str], dtype: torc
     manifest = json.dumps(_manifest(entries, state.base), separators=(",", ":"))
     content = serialized(packed, {"dctps": manifest, "digest": digest_of(manifest, packed)})
     write_atomically(path, lambda file: file.write_bytes(content))
+
+
+def _kind(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _listed_types() -> str:
+    return ", ".join(f"torch.{name}" for name in DTYPES)
 
 
 def _code(support: Support) -> Tensor:

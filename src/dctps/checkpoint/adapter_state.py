@@ -1,15 +1,16 @@
 """What fine-tuning has made of a network, apart from the network: S, alpha and the other tensors that have changed."""
 
 import dataclasses
-import hashlib
 from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
 
+from dctps.core.fingerprint import fingerprint
 from dctps.core.support import Support
 from dctps.nn.fine_tuned import tuned_weights
-from dctps.nn.finetune import before, saved_buffers
+from dctps.nn.finetune import Before, before, saved_buffers
+from dctps.nn.sparse_part import SparsePart
 from dctps.nn.tunable import tunable
 from dctps.nn.wrappers import unwrapped
 
@@ -39,6 +40,7 @@ def state_of(model: nn.Module) -> AdapterState:
         where = "only a part of a network is" if weights else "nothing of it is"
         raise ValueError(f"this network is not fine-tuned ({where}); call sparsify(model, ..., offset='pretrained')")
     parts = {name: weight.part for name, weight in weights.items()}
+    _check_trained(model, was, parts)
     rest = {name: _copy(model.get_parameter(name)) for name in was.trained}
     for name, buffer in saved_buffers(model):
         if name in was.originals and not torch.equal(buffer.cpu(), was.originals[name].cpu()):
@@ -55,6 +57,21 @@ def state_of(model: nn.Module) -> AdapterState:
     )
 
 
+def _check_trained(model: nn.Module, was: Before, parts: Mapping[str, SparsePart]) -> None:
+    """Raise ValueError unless S and the parameters that `train` named are there, and all that requires a gradient."""
+    places = dict(model.named_parameters(remove_duplicate=False))
+    gone = [name for name in was.trained if name not in places]
+    if gone:
+        raise ValueError(f"{gone[0]!r} trained as a whole and is not in the network any more; put its module back")
+    known = {id(places[name]) for name in was.trained} | {id(p) for part in parts.values() for p in part.parameters()}
+    others = [name for name, p in model.named_parameters() if p.requires_grad and id(p) not in known]
+    if others:
+        raise ValueError(
+            f"these parameters require a gradient, but train= did not name them, so an adapter would not hold them: "
+            f"{', '.join(others)}; name them in sparsify(train=...), or freeze them by requires_grad_(False)"
+        )
+
+
 def _copy(tensor: Tensor) -> Tensor:
     return tensor.detach().cpu().clone()
 
@@ -63,13 +80,3 @@ def base_weights(model: nn.Module) -> dict[str, nn.Parameter]:
     """Return the weights W0 of a plain or a fine-tuned network, by name."""
     plain = {name: weight.base for name, weight in tunable(model, frozen_too=True).items()}
     return plain | {name: weight.base for name, weight in tuned_weights(model).items()}
-
-
-def fingerprint(weights: Mapping[str, Tensor]) -> str:
-    """Return the BLAKE2b hash (16 bytes, hexadecimal) of the names, types, shapes and bytes of weights."""
-    digest = hashlib.blake2b(digest_size=16)
-    for name in sorted(weights):
-        tensor = weights[name].detach().cpu().contiguous()
-        digest.update(f"|{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()

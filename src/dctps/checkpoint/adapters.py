@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from dctps.checkpoint.adapter_file import read_adapter
-from dctps.checkpoint.adapter_state import AdapterState, base_weights, fingerprint, state_of
+from dctps.checkpoint.adapter_state import AdapterState, base_weights, state_of
+from dctps.core.fingerprint import fingerprint
 from dctps.core.support import Support
 from dctps.nn.fine_tuned import tuned_weights
 from dctps.nn.finetune import attach, before, make_parts, saved_buffers, write_back
@@ -78,6 +79,9 @@ class Adapter:
     def __sub__(self, other: "Adapter") -> "Adapter":
         return self + -1.0 * other
 
+    def __radd__(self, other: object) -> "Adapter":
+        return self if other == 0 else NotImplemented  # sum() starts with 0
+
     def __mul__(self, factor: float) -> "Adapter":
         return Adapter(tuple((factor * weight, state) for weight, state in self.terms))
 
@@ -104,16 +108,22 @@ class Adapter:
 
     def _check(self, model: nn.Module, strict: bool) -> None:
         """Raise ValueError unless the network has a place for everything, and the weights W0 if `strict`."""
+        if before(model) is None and tuned_weights(model):
+            raise ValueError(
+                "only a part of this network is fine-tuned, or it is a part of one that is; give the network that was "
+                "given to sparsify, or detach or densify that first"
+            )
         bases = base_weights(model)
         own = {id(p) for w in tuned_weights(model).values() for p in w.part.parameters()}
         places = {name: p for name, p in model.named_parameters() if id(p) not in own} | dict(saved_buffers(model))
         for _, state in self.terms:
             _check_shapes({n: s.shape for n, s in state.supports.items()}, bases, "weight")
             _check_shapes({n: tuple(t.shape) for n, t in state.rest.items()}, places, "tensor")
-            taken = {id(bases[name]) for name in state.supports}
-            twice = [name for name in state.rest if id(places[name]) in taken]
-            if twice:
-                raise ValueError(f"the adapter has {twice[0]!r} as a whole and also as W0 + S")
+        taken = {id(bases[name]) for name in self._names()}
+        twice = [name for _, state in self.terms for name in state.rest if id(places[name]) in taken]
+        if twice:
+            raise ValueError(f"the adapter has {twice[0]!r} as a whole and also as W0 + S; its states do not add up")
+        for _, state in self.terms:
             if fingerprint({name: bases[name] for name in state.supports}) != state.base:
                 _refuse_other_base(strict)
 
@@ -143,8 +153,23 @@ class Adapter:
                 found[name] = terms[0][1]
             else:
                 changes = [factor * (tensor.double() - original.double()) for factor, tensor in terms]
-                found[name] = original.double() + torch.stack(changes).sum(0)
+                total = original.double() + torch.stack(changes).sum(0)
+                found[name] = _variance(name, total, original) if name.endswith(VARIANCE) else total
         write_back(model, found)
+
+
+def _variance(name: str, total: Tensor, original: Tensor) -> Tensor:
+    """Return a weighted sum of running variances, with the original ones in the place of those below zero."""
+    if bool((total < 0).any()):
+        warnings.warn(
+            f"the sum makes some of {name!r} negative, which a variance cannot be; they stay what they were before "
+            "fine-tuning; estimate the statistics anew by dctps.recalibrate(model, batches)",
+            stacklevel=4,
+        )
+    return torch.where(total < 0, original.double(), total)
+
+
+VARIANCE = "running_var"  # how the names of running variances end
 
 
 def _check_shapes(wanted: Mapping[str, tuple[int, ...]], found: Mapping[str, Tensor], noun: str) -> None:

@@ -18,9 +18,10 @@ from safetensors.torch import save as serialize
 from torch import Tensor, nn
 
 from dctps.base.files import write_atomically
-from dctps.checkpoint.adapter_state import AdapterState, base_weights, fingerprint, state_of
+from dctps.checkpoint.adapter_state import AdapterState, base_weights, state_of
 from dctps.checkpoint.adapters import Adapter
 from dctps.checkpoint.contents import CheckpointError
+from dctps.core.fingerprint import fingerprint
 from dctps.core.support import Support
 from dctps.nn.fine_tuned import all_uses, tuned_weights
 from dctps.nn.wrappers import unwrapped
@@ -105,10 +106,21 @@ def _sorted(name: str, bases: dict[str, nn.Parameter], indices: Tensor, values: 
     rows, columns = indices.long()
     if len(values) and not (int(indices.min()) >= 0 and int(rows.max()) < shape[0] and int(columns.max()) < shape[1]):
         raise ValueError(f"{name!r} has indices outside of its weight of shape {shape}")
-    places, at = torch.unique(rows * shape[1] + columns, return_inverse=True)
-    total = torch.zeros(len(places), dtype=torch.float64).index_add_(0, at, values.double())
-    filled = (torch.bincount(at, minlength=len(places)) > 1) & (total == 0)  # zeros that only fill up
-    return Support(shape, places[~filled]), total[~filled].to(values.dtype)
+    flat = rows * shape[1] + columns
+    kept = _without_filling(flat, values)
+    places, at = torch.unique(flat[:kept], return_inverse=True)
+    total = torch.zeros(len(places), dtype=torch.float64).index_add_(0, at, values[:kept].double())
+    return Support(shape, places), total.to(values.dtype)
+
+
+def _without_filling(places: Tensor, values: Tensor) -> int:
+    """Return how many values there are before the zeros at (0, 0) that only fill up.
+
+    They stand at the end, behind a real value at (0, 0), which may be zero, too. Where all values are zeros at (0, 0),
+    the layer has none.
+    """
+    real = torch.nonzero((places != 0) | (values != 0))
+    return int(real[-1]) + 1 if len(real) else 0
 
 
 def _filled_up(support: Support, values: Tensor, count: int) -> tuple[Tensor, Tensor]:  # (2, count), (count,)

@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
-from dctps.checkpoint.adapter_state import fingerprint
+from dctps.core.fingerprint import fingerprint
 from dctps.export.recipe import Stored
 from dctps.nn.convert import densify
 from dctps.nn.fine_tuned import tuned_weights

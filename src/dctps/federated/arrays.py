@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from dctps.checkpoint.adapter_state import fingerprint
+from dctps.core.fingerprint import fingerprint
 from dctps.nn.dps_layer import DpsLayer
 from dctps.nn.finetune import saved_buffers
 from dctps.nn.foreign import check_network

@@ -18,6 +18,7 @@ class BuiltWeight(Tensor):
     """A tensor that was built for reading; a change in place of it, or of a view of it, is a RuntimeError."""
 
     advice: str  # what to do instead
+    part: Any = None  # what built it, if several layers share that
     _is_hf_initialized = True  # transformers draws the weights anew that do not say so when it has loaded a file
 
     @classmethod

@@ -6,7 +6,7 @@ was.
 
 import fnmatch
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -21,9 +21,10 @@ from dctps.nn.batchnorm import SparseBatchNorm, prunable_norms
 from dctps.nn.buildable import Block, attach_blocks, block_offset, buildable, built_weights, check_whole, make_part
 from dctps.nn.built_layer import BuiltLayer, BuiltPart, built_parameters, detach_built
 from dctps.nn.dps_layer import DpsLayer
-from dctps.nn.finetune import attach, before, make_parts, merge, tuning_targets
+from dctps.nn.finetune import attach, before, make_parts, tuning_targets
 from dctps.nn.foreign import check_adapters, check_device, check_network, mark_config, warn_of_loss
 from dctps.nn.fuse import mark, unfuse
+from dctps.nn.merging import merge
 from dctps.nn.meta import materialise, take_tensors
 from dctps.nn.prunable import left_dense, prunable
 from dctps.nn.replace import (
@@ -37,6 +38,7 @@ from dctps.nn.replace import (
 from dctps.nn.report import Request, attach_request
 from dctps.nn.sparse_part import SparsePart
 from dctps.nn.trained import matched_parameters
+from dctps.nn.wrappers import unwrapped
 from dctps.ops.functional import AUTO
 
 DEFAULT_ALPHA = "leverage"
@@ -96,8 +98,8 @@ def sparsify(
     chosen = _Choice(density, supports, allocation, seed)
     if offset == PRETRAINED:
         _check_scale(alpha)
-        result = _fine_tune(model, chosen, exclude, train, bool(train_alpha), backend, adapters)
-        return result if device is None else result.to(device)
+        _fine_tune(unwrapped(model), chosen, exclude, train, bool(train_alpha), backend, adapters)
+        return model if device is None else model.to(device)
     if train != ():
         raise ValueError("train= says what trains beside S when the rest is frozen, so it needs offset='pretrained'")
     blocks = buildable(model) if all_kinds else {}
@@ -161,10 +163,10 @@ def densify(model: nn.Module) -> nn.Module:
     Fused BatchNorm layers become plain ones again. A fine-tuned network gets the weights W0 + S, in the memory of W0;
     `unmerge` takes them back.
     """
-    if before(model) is not None:
-        merge(model)
-        attach_request(model, None)
-        unfuse(model)
+    if before(tuned := unwrapped(model)) is not None:
+        merge(tuned)
+        attach_request(tuned, None)
+        unfuse(tuned)
         return model
     built = [m for m in model.modules() if isinstance(m, BuiltLayer)]
     inside = {id(part) for layer in built for part in layer.sparse_part.values()}
@@ -205,7 +207,7 @@ def _fine_tune(
     scaled: bool,
     backend: str,
     adapters: bool,
-) -> nn.Module:
+) -> None:
     """Give the weights of a network sparse parts, in place, and freeze everything else but what `train` names."""
     trained = matched_parameters(model, train)
     weights = tuning_targets(model, trained)
@@ -216,16 +218,16 @@ def _fine_tune(
     supports = _chosen_supports(choice, shapes)
     attach(model, weights, make_parts(weights, supports, backend=backend, scaled=supports if scaled else ()), trained)
     attach_request(model, _request(choice, shapes))
-    return model
 
 
 def fine_tuned_layers(model: nn.Module, exclude: Exclude, train: str | Iterable[str]) -> dict[str, nn.Module]:
     """Return the layers of the weights that would get sparse parts, by the names of the weights."""
     weights = tuning_targets(model, matched_parameters(model, train))
-    owners = _without_excluded(model, {name: weight.uses[0].layer for name, weight in weights.items()}, exclude)
-    if not owners:
+    users = {name: [use.layer for use in weight.uses] for name, weight in weights.items()}
+    excluded = _excluded(model, users, exclude)
+    if len(excluded) == len(users):
         raise ValueError("there is no weight to fine-tune in this network: all are excluded")
-    return owners
+    return {name: layers[0] for name, layers in users.items() if name not in excluded}
 
 
 def _check_scale(alpha: AlphaLike) -> None:
@@ -276,23 +278,28 @@ def _target_norms(model: nn.Module, exclude: Exclude) -> dict[str, _BatchNorm]:
 
 def _without_excluded(model: nn.Module, layers: Mapping[str, M], exclude: Exclude) -> dict[str, M]:
     """Return the layers that no rule excludes."""
-    rules = [exclude] if isinstance(exclude, str | type) else list(exclude)
-    excluded = set().union(*(_excluded_by(rule, model, layers) for rule in rules))
+    excluded = _excluded(model, {name: [layer] for name, layer in layers.items()}, exclude)
     return {name: layer for name, layer in layers.items() if name not in excluded}
 
 
-def _excluded_by(rule: str | type[nn.Module], model: nn.Module, layers: Mapping[str, nn.Module]) -> set[str]:
-    """Return the names of the layers that a rule matches, under any of their paths, or that lie inside a match."""
+def _excluded(model: nn.Module, users: Mapping[str, Sequence[nn.Module]], exclude: Exclude) -> set[str]:
+    """Return the names of the weights of which a rule excludes a layer that uses them."""
+    rules = [exclude] if isinstance(exclude, str | type) else list(exclude)
+    return set[str]().union(*(_excluded_by(rule, model, users) for rule in rules))
+
+
+def _excluded_by(rule: str | type[nn.Module], model: nn.Module, users: Mapping[str, Sequence[nn.Module]]) -> set[str]:
+    """Return the names whose layers a rule matches, under any of their paths, or that lie inside a match."""
     matched = [
         path
         for path, module in model.named_modules(remove_duplicate=False)
         if (fnmatch.fnmatchcase(path, rule) if isinstance(rule, str) else isinstance(module, rule))
     ]
     inside = {id(m) for path in matched for m in model.get_submodule(path).modules()}
-    excluded = {name for name, layer in layers.items() if id(layer) in inside}
+    excluded = {name for name, layers in users.items() if any(id(layer) in inside for layer in layers)}
     if not excluded:
         name = rule if isinstance(rule, str) else rule.__name__
-        raise ValueError(f"exclude={name!r} matches no layer; there are: {', '.join(layers)}")
+        raise ValueError(f"exclude={name!r} matches no layer; there are: {', '.join(users)}")
     return excluded
 
 

@@ -7,32 +7,92 @@ computes with W0 + S, and the kinds of `layer_kinds.py` compute with W0 and S ap
 """
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from dctps.nn.built_weight import refuse_changes
+from dctps.nn.built_weight import BuiltWeight, refuse_changes
 from dctps.nn.layer_kinds import LayerKind, kind_of
 from dctps.nn.sparse_part import SparsePart
 
 _ADVICE = "it is W0 + S, where W0 is frozen; change layer.sparse_part['weight'].values, or dctps.densify the network"
-
+_LOADING = "_dctps_loading"  # the attribute of a layer that loads a state
 
 PART = "sparse_part"  # the name of the child of a fine-tuned layer that holds S
+
+
+class Parts(nn.ModuleDict):
+    """S of each weight of a layer, by the name of the weight.
+
+    Of a weight that several layers use, the first layer has S as a child, and the others refer to it. So a state has
+    each tensor under one name, and code that ties weights or writes files finds no tensors that it does not know.
+    """
+
+    def __init__(self, own: Mapping[str, SparsePart], shared: Mapping[str, SparsePart]) -> None:
+        super().__init__(own)
+        self.shared = dict(shared)
+
+    def __getitem__(self, name: str) -> nn.Module:
+        return self.shared[name] if name in self.shared else super().__getitem__(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([*self._modules, *self.shared])
+
+    def __len__(self) -> int:
+        return len(self._modules) + len(self.shared)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._modules or name in self.shared
+
+    def keys(self) -> Any:
+        """Return the names of the weights."""
+        return dict.fromkeys(self).keys()
+
+    def items(self) -> Any:
+        """Return the names of the weights, each with its S."""
+        return {name: self[name] for name in self}.items()
+
+    def values(self) -> Any:
+        """Return S of each weight."""
+        return {name: self[name] for name in self}.values()
+
+    def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *rest: Any) -> None:
+        # States of earlier versions have a shared S once for each layer.
+        known = {key: value for key, value in state_dict.items() if not self._is_repeated(key, prefix)}
+        super()._load_from_state_dict(known, prefix, *rest)
+
+    def _is_repeated(self, key: str, prefix: str) -> bool:
+        return any(key.startswith(f"{prefix}{name}.") for name in self.shared)
 
 
 class FineTuned(nn.Module):
     """The base of all fine-tuned layers; their other base is the class that the layer had before."""
 
-    sparse_part: nn.ModuleDict
+    sparse_part: Parts
     plain_class: type[nn.Module]
     presents: "Presented"
+
+    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
+        """Register a parameter; a new one in the place of W0 is refused, because the weight would still be W0 + S."""
+        if name in self.presents.names and not self.__dict__.get(_LOADING):
+            if param is self._parameters[name] or getattr(param, "part", None) is self.sparse_part[name]:
+                return  # it is what the layer has: a weight that is tied again
+            raise RuntimeError(f"{name!r} of this {self.plain_class.__name__} cannot be replaced: {_ADVICE}")
+        super().register_parameter(name, param)
+
+    def _load_from_state_dict(self, *arguments: Any) -> None:
+        self.__dict__[_LOADING] = True  # load_state_dict(assign=True) replaces W0 by the W0 of the state
+        try:
+            super()._load_from_state_dict(*arguments)
+        finally:
+            del self.__dict__[_LOADING]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # The class is made when it is needed, so a pickle names the one that the layer had before.
         apart = self.presents.forward is not None
-        return _unpickled, (self.plain_class, self.presents.names, apart), self.__getstate__()  # type: ignore[no-untyped-call]
+        named = self.plain_class, self.presents.names, apart, self.presents.guarded
+        return _unpickled, named, self.__getstate__()  # type: ignore[no-untyped-call]
 
 
 class Presented(NamedTuple):
@@ -48,11 +108,14 @@ class Presented(NamedTuple):
     guarded: bool
 
 
-def _unpickled(plain_class: type[nn.Module], names: tuple[str, ...], apart: bool) -> nn.Module:
+def _unpickled(
+    plain_class: type[nn.Module], names: tuple[str, ...], apart: bool, guarded: bool | None = None
+) -> nn.Module:
     layer = plain_class.__new__(plain_class)
     layer.__dict__["_parameters"] = {}  # the attributes come later
     kind = kind_of(layer) or LayerKind()
-    layer.__class__ = _fine_tuned_class(plain_class, Presented(names, kind.forward if apart else None, kind.guarded))
+    guarded = kind.guarded if guarded is None else guarded  # files of earlier versions do not say it
+    layer.__class__ = _fine_tuned_class(plain_class, Presented(names, kind.forward if apart else None, guarded))
     return layer
 
 
@@ -73,21 +136,27 @@ def _fine_tuned_class(plain_class: type[nn.Module], presents: Presented) -> type
 
 def _presented(layer: FineTuned, *, name: str, guarded: bool) -> Tensor:
     """Return W0 + S, built anew at each access."""
-    part, base = layer._modules["sparse_part"]._modules[name], layer._parameters[name]  # type: ignore[union-attr]
+    part, base = layer.sparse_part[name], layer._parameters[name]
     assert isinstance(part, SparsePart)
     assert base is not None
-    weight = part.added_to(base)
-    return refuse_changes(weight, _ADVICE) if guarded else weight
+    weight = refuse_changes(part.added_to(base), _ADVICE) if guarded else part.added_to(base)
+    if part.is_shared and isinstance(weight, BuiltWeight):
+        weight.part, weight._is_param = part, True  # so transformers' tie_weights hands it from layer to layer
+    return weight
 
 
-def attach_parts(layer: nn.Module, parts: dict[str, SparsePart], kind: LayerKind, apart: bool) -> None:
-    """Make a plain layer of this kind a fine-tuned one, in place; its weights of these names get the parts.
+def fine_tuned_class(cls: type[nn.Module], names: tuple[str, ...], kind: LayerKind, apart: bool) -> type[nn.Module]:
+    """Return the subclass of a class whose weights of these names are W0 + S; TypeError if the class allows none.
 
     apart: whether it may take W0 and S apart, if its kind knows how; else it reads W0 + S.
     """
-    layer.sparse_part = nn.ModuleDict(parts).train(layer.training)
-    presents = Presented(tuple(parts), kind.forward if apart else None, kind.guarded)
-    layer.__class__ = _fine_tuned_class(type(layer), presents)
+    return _fine_tuned_class(cls, Presented(names, kind.forward if apart else None, kind.guarded))
+
+
+def attach_parts(layer: nn.Module, parts: Parts, cls: type[nn.Module]) -> None:
+    """Make a plain layer a fine-tuned one of this class, in place; its weights of these names get the parts."""
+    layer.sparse_part = parts.train(layer.training)
+    layer.__class__ = cls
 
 
 def detach_parts(layer: FineTuned) -> None:
@@ -128,3 +197,13 @@ def all_uses(model: nn.Module) -> Iterator[tuple[str | None, TunedWeight]]:
             assert base is not None
             yield (None if id(part) in seen else weight_name(path, key)), TunedWeight(layer, key, base, part)
             seen.add(id(part))
+
+
+def is_repeated(model: nn.Module, key: str) -> bool:
+    """Return whether a name in a state is one that earlier versions gave to an S beside its first."""
+    path, is_part, rest = f".{key}".rpartition(f".{PART}.")
+    try:
+        layer = model.get_submodule(path[1:])
+    except AttributeError:
+        return False
+    return bool(is_part) and isinstance(layer, FineTuned) and layer.sparse_part._is_repeated(rest, "")

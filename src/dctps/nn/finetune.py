@@ -14,7 +14,16 @@ from torch import Tensor, nn
 
 from dctps.core.support import Support
 from dctps.nn import identity
-from dctps.nn.fine_tuned import PART, FineTuned, attach_parts, detach_parts, tuned_weights, weight_name
+from dctps.nn.fine_tuned import (
+    PART,
+    FineTuned,
+    Parts,
+    attach_parts,
+    detach_parts,
+    fine_tuned_class,
+    is_repeated,
+    weight_name,
+)
 from dctps.nn.layer_kinds import part_of_weight
 from dctps.nn.replace import errors_name_layer
 from dctps.nn.sparse_part import PartOfLinear, SparsePart
@@ -35,12 +44,12 @@ class Before:
     originals: dict[str, Tensor]
 
 
-_BEFORE = "_dctps_before"
+BEFORE = "_dctps_before"
 
 
 def before(model: nn.Module) -> Before | None:
     """Return what a network was before it was fine-tuned, or None if it is not."""
-    found: Before | None = getattr(model, _BEFORE, None)
+    found: Before | None = getattr(model, BEFORE, None)
     return found
 
 
@@ -82,7 +91,7 @@ def _make_part(name: str, weight: Tunable, support: Support, backend: str, scale
         if not apart:
             part = part_of_weight(weight.uses[0].layer, weight.uses[0].key, support, options)
     if len(weight.uses) > 1:
-        part.shows_gradient = False
+        part.is_shared, part.shows_gradient = True, False
     if scaled:
         part.scale_base()
     return MadePart(part, apart)
@@ -90,19 +99,40 @@ def _make_part(name: str, weight: Tunable, support: Support, backend: str, scale
 
 def attach(model: nn.Module, weights: Mapping[str, Tunable], parts: Mapping[str, MadePart], train: list[str]) -> None:
     """Put the sparse parts into the network, freeze all parameters but those of `train`, and note what was before."""
+    layers = [(use, own, layer_class(use, own, apart)) for use, own, apart in _by_layer(weights, parts)]
     required_grad = {name: p.requires_grad for name, p in model.named_parameters()}
     originals = {name: model.get_parameter(name) for name in train} | dict(saved_buffers(model))
     kept = {name: tensor.detach().clone() for name, tensor in originals.items()}
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name in train)
-    layers: dict[int, tuple[Use, dict[str, MadePart]]] = {}
+    for use, own, cls in layers:
+        attach_parts(use.layer, own, cls)
+    setattr(model, BEFORE, Before(required_grad, train, kept))
+
+
+def layer_class(use: Use, parts: Parts, apart: bool) -> type[nn.Module]:
+    """Return the class of a layer with these parts; raise ValueError if there cannot be one."""
+    name = type(use.layer).__name__
+    if hasattr(use.layer, PART):
+        raise ValueError(
+            f"a layer of the class {name} has an attribute {PART!r} of its own, where S would be; exclude it"
+        )
+    try:
+        return fine_tuned_class(type(use.layer), tuple(parts), use.kind, apart)
+    except TypeError as error:
+        raise ValueError(f"the class {name} of a layer has no subclasses ({error}), so exclude that layer") from error
+
+
+def _by_layer(weights: Mapping[str, Tunable], parts: Mapping[str, MadePart]) -> Iterator[tuple[Use, Parts, bool]]:
+    """Yield a use of each layer, all parts of that layer, and whether it can take W0 and S apart."""
+    layers: dict[int, list[tuple[Use, bool, MadePart]]] = {}
     for name, made in parts.items():
-        for use in weights[name].uses:
-            layers.setdefault(id(use.layer), (use, {}))[1][use.key] = made
-    for use, own in layers.values():
-        apart = all(made.apart for made in own.values())
-        attach_parts(use.layer, {key: made.part for key, made in own.items()}, use.kind, apart)
-    setattr(model, _BEFORE, Before(required_grad, train, kept))
+        for number, use in enumerate(weights[name].uses):
+            layers.setdefault(id(use.layer), []).append((use, number == 0, made))
+    for found in layers.values():
+        own = {use.key: made.part for use, is_first, made in found if is_first}
+        shared = {use.key: made.part for use, is_first, made in found if not is_first}
+        yield found[0][0], Parts(own, shared), all(made.apart for _, _, made in found)
 
 
 def detach(model: nn.Module, restore: bool) -> None:
@@ -111,6 +141,8 @@ def detach(model: nn.Module, restore: bool) -> None:
     restore: whether the parameters that trained as a whole, and the buffers, become what they were.
     """
     was = before(model)
+    if was is not None and restore:
+        check_originals(model, was)
     for layer in list(model.modules()):
         if isinstance(layer, FineTuned):
             detach_parts(layer)
@@ -120,74 +152,33 @@ def detach(model: nn.Module, restore: bool) -> None:
         parameter.requires_grad_(was.required_grad.get(name, parameter.requires_grad))
     if restore:
         write_back(model, was.originals)
-    delattr(model, _BEFORE)
+    delattr(model, BEFORE)
+
+
+def check_originals(model: nn.Module, was: Before) -> None:
+    """Raise ValueError unless a network has a place for everything that was there before it was fine-tuned."""
+    places = _places(model)
+    for name, tensor in was.originals.items():
+        found = f"of shape {tuple(places[name].shape)}" if name in places else "there no more"
+        if name not in places or places[name].shape != tensor.shape:
+            raise ValueError(
+                f"{name!r} was of shape {tuple(tensor.shape)} before the network was fine-tuned and is {found}, so its "
+                "former values cannot come back; put the former module or shape back"
+            )
+
+
+def _places(model: nn.Module) -> dict[str, Tensor]:
+    """Return the parameters and buffers by all their names."""
+    parameters = model.named_parameters(remove_duplicate=False)
+    return dict(parameters) | dict(model.named_buffers(remove_duplicate=False))
 
 
 @torch.no_grad()
 def write_back(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     """Copy these tensors into the parameters and buffers of these names."""
-    places = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    places = _places(model)
     for name, tensor in tensors.items():
         places[name].copy_(tensor)
-
-
-# --- merging ----------------------------------------------------------------------------------------------------------
-
-
-class _Merged(NamedTuple):
-    """A weight that was merged, what to take back, and what is there now at the positions of S."""
-
-    weight: Tunable
-    made: MadePart
-    old: Tensor  # W0 at the positions of S; with alpha: W0
-    now: Tensor
-
-
-_MERGED = "_dctps_merged"
-
-
-@torch.no_grad()
-def merge(model: nn.Module) -> None:
-    """Make a fine-tuned network a plain one whose weights are W0 + S, in the memory of W0; `unmerge` undoes it."""
-    tuned, was = tuned_weights(model), before(model)
-    made = {name: MadePart(w.part, w.layer.presents.forward is not None) for name, w in tuned.items()}
-    old = {name: _entries(w.base, w.part).clone() for name, w in tuned.items()}
-    for weight in tuned.values():
-        weight.base.copy_(weight.part.added_to(weight.base))
-    detach(model, restore=False)
-    weights = tunable(model, frozen_too=True)
-    merged = {
-        name: _Merged(weights[name], made[name], old[name], _entries(w.base, w.part)) for name, w in tuned.items()
-    }
-    setattr(model, _MERGED, (merged, was))
-
-
-@torch.no_grad()
-def unmerge(model: nn.Module) -> nn.Module:
-    """Undo `densify` of a fine-tuned network, in place: W0 gets back its bits, and the sparse parts return.
-
-    It cannot be done when the merged weights have been changed since.
-    """
-    merged, was = getattr(model, _MERGED, (None, None))
-    if merged is None or was is None:
-        raise ValueError("this network was not fine-tuned and then densified, so there is nothing to unmerge")
-    for name, (weight, made, _, now) in merged.items():
-        if not torch.equal(_entries(weight.base, made.part), now):
-            raise ValueError(f"the weight of {name!r} has changed since it was merged, so W0 cannot be taken back")
-    for weight, made, old, _ in merged.values():
-        if made.part.alpha is not None:
-            weight.base.copy_(old)
-        else:
-            weight.base[torch.unravel_index(made.part.positions.long(), weight.base.shape)] = old  # of any strides
-    attach(model, {n: m.weight for n, m in merged.items()}, {n: m.made for n, m in merged.items()}, was.trained)
-    setattr(model, _BEFORE, was)
-    delattr(model, _MERGED)
-    return model
-
-
-def _entries(base: Tensor, part: SparsePart) -> Tensor:
-    """Return W0 at the positions of S; where W0 has a scale, all of it."""
-    return base.detach().clone() if part.alpha is not None else base.detach().reshape(-1)[part.positions.long()]
 
 
 # --- the state --------------------------------------------------------------------------------------------------------
@@ -202,6 +193,7 @@ def trained_state(model: nn.Module) -> dict[str, Any]:
 
 def load_trained_state(model: nn.Module, state: Mapping[str, Any]) -> None:
     """Load what `trained_state` gave; ValueError or RuntimeError if it is not of a network that trains the same."""
+    state = {name: value for name, value in state.items() if not is_repeated(model, name)}
     wanted = trained_state(model).keys()
     if before(model) is not None and wanted != state.keys():
         raise ValueError(f"the states differ in {min(wanted ^ state.keys())!r}: another part of the network trains")

@@ -45,9 +45,9 @@ class LayerKind:
     """How the layers of a class are fine-tuned.
 
     weights: the names of the parameters that get a sparse part.
-    forward: the forward method of a fine-tuned layer, which takes the layer and its inputs. It reads W0 and the bias
-        from `layer._parameters` and S from `layer.sparse_part[name]`. By default the layer keeps its own method, which
-        reads W0 + S as `self.<name>`.
+    forward: the forward method of a fine-tuned layer, which takes the layer and its inputs. It reads W0 from
+        `layer._parameters`, S from `layer.sparse_part[name]` and the bias as the attribute, which may be computed. By
+        default the layer keeps its own method, which reads W0 + S as `self.<name>`.
     part: makes S for one weight; the default serves layers that keep their own method.
     guarded: whether `self.<name>` refuses changes, which would be lost. torch's attention has a fast path for plain
         tensors alone.
@@ -92,7 +92,7 @@ def _add_part(layer: Any, base_product: Callable[[Tensor, Tensor | None], Tensor
 
     base_product: returns the product with a weight plus a bias, by torch's own operator.
     """
-    base, bias, part = layer._parameters["weight"], layer._parameters.get("bias"), layer.sparse_part["weight"]
+    base, bias, part = layer._parameters["weight"], getattr(layer, "bias", None), layer.sparse_part["weight"]
     y = base_product(base, bias)
     if part.alpha is not None:  # with alpha = 1 it leaves every bit of y as it is
         without_bias = y if bias is None else y - bias.view(-1, *(1 for _ in part.geometry.kernel))
@@ -101,8 +101,8 @@ def _add_part(layer: Any, base_product: Callable[[Tensor, Tensor | None], Tensor
 
 
 def _linear(layer: Any, x: Tensor) -> Tensor:
-    own, part = layer._parameters, layer._modules["sparse_part"]._modules["weight"]
-    y: Tensor | None = part.with_base(x, own["weight"], own.get("bias"))
+    part, bias = layer.sparse_part["weight"], getattr(layer, "bias", None)
+    y: Tensor | None = part.with_base(x, layer._parameters["weight"], bias)
     return y if y is not None else _add_part(layer, lambda weight, bias: F.linear(x, weight, bias), part(x))
 
 
@@ -124,7 +124,7 @@ def _part_of_convolution(layer: Any, name: str, support: Support, options: Optio
 def _transposed(layer: Any, x: Tensor, output_size: list[int] | None = None) -> Tensor:
     axes, batch = len(layer.kernel_size), x if x.dim() == len(layer.kernel_size) + 2 else x[None]
     sliding = layer.stride, layer.padding, layer.kernel_size, axes, layer.dilation
-    extra = layer._output_padding(batch, output_size, *sliding)
+    extra = layer._output_padding(x, output_size, *sliding)
     run = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[axes - 1]
 
     def base_product(weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -162,7 +162,12 @@ def _table(layer: Any, numbers: Tensor) -> Tensor:
 def _why_not_table(layer: Any) -> str | None:
     if layer.max_norm is not None:
         return "max_norm rescales rows of the table in place, and W0 must stay"
-    return "scale_grad_by_freq changes gradients by counts, which S does not know" if layer.scale_grad_by_freq else None
+    if layer.scale_grad_by_freq and isinstance(layer, nn.Embedding):
+        return "scale_grad_by_freq changes gradients by counts, which S does not know"
+    kind = kind_of(layer)
+    if layer.sparse and kind is not None and kind.forward is None:
+        return "sparse=True makes its gradient one of rows, which cannot pass through W0 + S; sparse=False serves"
+    return None
 
 
 def _why_not_recurrent(layer: nn.Module) -> str:
@@ -187,7 +192,7 @@ LAYER_KINDS: dict[type[nn.Module] | str, LayerKind] = {  # a class, or the full 
     nn.ConvTranspose2d: LayerKind(forward=_transposed, part=_part_of_transposed),
     nn.ConvTranspose3d: LayerKind(forward=_transposed, part=_part_of_transposed),
     nn.Embedding: LayerKind(forward=_table, why_not=_why_not_table, why_no_transform=TABLE),
-    nn.EmbeddingBag: LayerKind(why_no_transform=TABLE),
+    nn.EmbeddingBag: LayerKind(why_not=_why_not_table, why_no_transform=TABLE),
     nn.Bilinear: LayerKind(),
     nn.LayerNorm: LayerKind(()),
     nn.RMSNorm: LayerKind(()),

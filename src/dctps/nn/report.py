@@ -17,6 +17,7 @@ from dctps.nn.prunable import LeftDense, left_dense, prunable
 from dctps.nn.sizes import Sizes, sizes
 from dctps.nn.sparse_part import SparsePart
 from dctps.nn.tunable import left_whole
+from dctps.nn.wrappers import unwrapped
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,6 +157,7 @@ class Report:
 
 def report(model: nn.Module) -> Report:
     """Return the report of a network, or of a single layer."""
+    model = unwrapped(model)
     names = {id(part): name for name, part in built_parts(model)}
     layers = [(path, m) for path, m in model.named_modules() if isinstance(m, DpsLayer)]
     sparse = {names.get(id(m), path): m for path, m in layers if not isinstance(m, SparsePart)}

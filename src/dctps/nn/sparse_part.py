@@ -32,6 +32,8 @@ from dctps.ops.weight import is_eager
 class SparsePart(DpsLayer):
     """The values of S at their positions, and alpha if W0 has a scale that trains."""
 
+    is_shared = False  # whether several layers use it
+
     def scale_base(self) -> None:
         """Give W0 the scale alpha, which starts at 1 and trains."""
         self.alpha = nn.Parameter(torch.ones_like(self.values[:1]) if self.nnz else self.values.new_ones(1))

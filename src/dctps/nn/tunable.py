@@ -1,13 +1,16 @@
 """The weights of a network that can be fine-tuned as W0 + S, and the reasons why the others cannot."""
 
+import dataclasses
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from torch import Tensor, nn
 
+from dctps.base.words import listed
 from dctps.nn.dps_layer import DpsLayer
 from dctps.nn.fine_tuned import FineTuned, weight_name
 from dctps.nn.layer_kinds import LayerKind, kind_of
+from dctps.nn.overlaps import overlaps
 from dctps.nn.prunable import LeftDense
 
 
@@ -33,8 +36,11 @@ def tunable(model: nn.Module, *, frozen_too: bool = False) -> dict[str, Tunable]
     """
     names, found = dict[int, str](), dict[str, Tunable]()
     allowed = (None, _FROZEN) if frozen_too else (None,)
-    refused = {id(base) for _, _, base, reason in _weights(model) if reason not in allowed}
-    for name, use, base, _ in _weights(model):
+    rows = list(
+        _weights(model)
+    )  # a computed weight has an object of its own in each row, known by its id while it lives
+    refused = {id(base) for _, _, base, reason in rows if reason not in allowed}
+    for name, use, base, _ in rows:
         if id(base) not in refused:
             first = names.setdefault(id(base), name)
             found.setdefault(first, Tunable(base, [])).uses.append(use)
@@ -43,8 +49,9 @@ def tunable(model: nn.Module, *, frozen_too: bool = False) -> dict[str, Tunable]
 
 def not_tunable(model: nn.Module) -> list[LeftDense]:
     """Return the weights, and the layers with weights, that cannot be fine-tuned, each with the reason."""
-    reasons = {id(base): reason for _, _, base, reason in _weights(model) if reason is not None}
-    listed = [LeftDense(name, reasons[id(base)]) for name, _, base, _ in _weights(model) if id(base) in reasons]
+    rows = list(_weights(model))
+    reasons = {id(base): reason for _, _, base, reason in rows if reason is not None}
+    listed = [LeftDense(name, reasons[id(base)]) for name, _, base, _ in rows if id(base) in reasons]
     return listed + list(_other_layers(model))
 
 
@@ -63,9 +70,12 @@ def left_whole(model: nn.Module) -> list[LeftDense]:
 
 def _weights(model: nn.Module) -> Iterator[tuple[str, Use, nn.Parameter, str | None]]:
     """Yield the name, the use and W0 of every weight of a known name, and why it cannot be fine-tuned."""
-    some_train = any(p.requires_grad for p in model.parameters())
+    some_train, unknown = any(p.requires_grad for p in model.parameters()), _unknown_uses(model)
+    fused = {id(child) for m in model.modules() if isinstance(m, nn.TransformerEncoderLayer) for child in m.children()}
     for path, layer in model.named_modules():
         kind = None if isinstance(layer, FineTuned | DpsLayer) else kind_of(layer)
+        if kind is not None and id(layer) in fused:  # torch's fast path takes plain tensors alone
+            kind = dataclasses.replace(kind, guarded=False)
         for key in kind.weights if kind is not None else ():
             base = layer._parameters.get(key)
             if base is None and key != "weight":
@@ -73,7 +83,10 @@ def _weights(model: nn.Module) -> Iterator[tuple[str, Use, nn.Parameter, str | N
             if base is None:
                 yield path, Use(layer, key, kind), nn.Parameter(), _COMPUTED  # type: ignore[arg-type]
             else:
-                reason = kind.why_not(layer) or _why_not(base, some_train)  # type: ignore[union-attr]
+                why_shared = unknown.get(id(base))
+                reason = kind.why_not(layer) or _why_not(base) or why_shared  # type: ignore[union-attr]
+                if reason is None and some_train and not base.requires_grad:
+                    reason = _FROZEN
                 yield weight_name(path, key), Use(layer, key, kind), base, reason  # type: ignore[arg-type]
 
 
@@ -81,7 +94,7 @@ _FROZEN = "frozen (requires_grad is False) in a network that trains"
 _COMPUTED = "its weight is computed from other parameters (weight norm, spectral norm or a pruning hook)"
 
 
-def _why_not(base: nn.Parameter, some_train: bool) -> str | None:
+def _why_not(base: nn.Parameter) -> str | None:
     """Return why a weight cannot be W0, or None if it can."""
     if nn.parameter.is_lazy(base):
         return "its shape is not known yet; run the network once on an example first"
@@ -93,20 +106,50 @@ def _why_not(base: nn.Parameter, some_train: bool) -> str | None:
         return f"its weight is {base.dtype}; only real floating point weights are fine-tuned"
     if base.numel() == 0 or base.dim() < 2:
         return f"its weight has the shape {tuple(base.shape)}; a matrix with entries is needed"
-    return None if base.requires_grad or not some_train else _FROZEN
+    return None
+
+
+def _unknown_uses(model: nn.Module) -> dict[int, str]:
+    """Return why parameters cannot be fine-tuned of which a use is not known, by the id of the parameter.
+
+    S would be missing where the same numbers are read under another name: a name that is no weight by `LAYER_KINDS`, or
+    another parameter or buffer in the same memory, as a transposed view.
+    """
+    found, held = dict[int, str](), dict[int, tuple[str, Tensor]]()
+    for path, layer in model.named_modules():
+        kind = None if isinstance(layer, DpsLayer) else kind_of(layer)
+        known = layer.presents.names if isinstance(layer, FineTuned) else kind.weights if kind is not None else ()
+        for key, tensor in (layer._parameters | layer._buffers).items():
+            if tensor is None:
+                continue
+            name = f"{path}.{key}" if path else key
+            held.setdefault(id(tensor), (name, tensor))
+            if key not in known:
+                found[id(tensor)] = f"it is also {name!r}, which S would not reach; {_ADVICE}"
+    for (name, tensor), (other, another) in overlaps(list(held.values())):
+        found.setdefault(id(tensor), f"its memory is also that of {other!r}, which S would not reach")
+        found.setdefault(id(another), f"its memory is also that of {name!r}, which S would not reach")
+    return found
+
+
+_ADVICE = "say which parameters are weights by dctps.LAYER_KINDS"
 
 
 def _other_layers(model: nn.Module) -> Iterator[LeftDense]:
-    """Yield the layers that have matrices of which none is a weight by `LAYER_KINDS`."""
+    """Yield the layers that have matrices which are no weights by `LAYER_KINDS`, or these matrices."""
     for path, layer in model.named_modules():
-        matrices = [key for key, p in layer._parameters.items() if p is not None and p.dim() >= 2]
-        if not matrices or isinstance(layer, FineTuned | DpsLayer):
+        kind = None if isinstance(layer, DpsLayer) else kind_of(layer)
+        known = layer.presents.names if isinstance(layer, FineTuned) else kind.weights if kind is not None else ()
+        matrices = [key for key, p in layer._parameters.items() if p is not None and p.dim() >= 2 and key not in known]
+        if not matrices or isinstance(layer, DpsLayer):
             continue
-        kind = kind_of(layer)
-        if kind is None:
-            advice = "say which are weights by dctps.LAYER_KINDS"
-            yield LeftDense(
-                path, f"{type(layer).__name__} has no parameter `weight`, but {', '.join(matrices)}; {advice}"
-            )
-        elif not kind.weights and (reason := kind.why_not(layer)):
+        if present := [key for key in known if layer._parameters.get(key) is not None]:
+            for key in matrices:
+                yield LeftDense(
+                    weight_name(path, key), f"a matrix beside {listed(present)}, which gets no S; {_ADVICE}"
+                )
+        elif kind is None:
+            what = f"{type(layer).__name__} has no parameter `weight`, but {', '.join(matrices)}"
+            yield LeftDense(path, f"{what}; {_ADVICE}")
+        elif reason := kind.why_not(layer):
             yield LeftDense(path, reason)

@@ -11,9 +11,9 @@ from torch import nn
 
 from dctps.base.provenance import provenance
 from dctps.base.words import printable
-from dctps.checkpoint.adapter_state import fingerprint
 from dctps.checkpoint.adapters import Adapter
 from dctps.checkpoint.folder import save_pretrained
+from dctps.core.fingerprint import fingerprint
 from dctps.nn.decay import param_groups
 from dctps.nn.finetune import frozen_parameters
 from dctps.nn.report import ParameterRow, report
