@@ -8,6 +8,7 @@ import textwrap
 
 import pytest
 import torch
+import torch.nn.utils.prune
 from torch import nn
 
 import dctps
@@ -135,6 +136,7 @@ class Everything(nn.Module):
         self.recurrent = nn.LSTM(8, 8, batch_first=True)
         self.up = nn.ConvTranspose1d(8, 8, 2)
         self.normed = nn.utils.parametrizations.weight_norm(nn.Linear(8, 8))
+        self.pruned = nn.utils.prune.l1_unstructured(nn.Linear(8, 8), "bias", 0.5)
         self.frozen = nn.Linear(8, 8).requires_grad_(False)
         self.lazy = nn.LazyLinear(8)
         self.token = nn.Parameter(torch.zeros(1, 1, 8))
@@ -145,7 +147,7 @@ class Everything(nn.Module):
         x = x + self.attention(x, x, x)[0]
         x = self.recurrent(x)[0]
         x = self.up(x.transpose(1, 2)).transpose(1, 2)
-        return self.decoder(self.plain(self.lazy(self.frozen(self.normed(x)))))
+        return self.decoder(self.plain(self.lazy(self.frozen(self.pruned(self.normed(x))))))
 
 
 def test_what_cannot_be_converted_is_left_and_listed_with_the_reason():
@@ -160,6 +162,7 @@ def test_what_cannot_be_converted_is_left_and_listed_with_the_reason():
         "recurrent": "fused kernels",
         "up": "transposed convolution",
         "normed": "computed from other parameters",
+        "pruned": "its bias is no parameter",
         "frozen": "frozen",
         "lazy": "not known yet",
         "": "not a linear layer",

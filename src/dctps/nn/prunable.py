@@ -81,6 +81,8 @@ def _why_not(name: str, module: nn.Module, owners: dict[int, list[str]]) -> str 
         return "its weight is computed from other parameters (weight norm, spectral norm or a pruning hook)"
     if weight is None or type(module) not in LAYERS:
         return _why_not_type(module)
+    if module._parameters.get("bias") is None and getattr(module, "bias", None) is not None:
+        return "its bias is no parameter (a pruning hook or a buffer)"
     if len(owners[id(weight)]) > 1:
         return f"its weight is tied: {' = '.join(owners[id(weight)])}"
     kind = type(weight.data)
