@@ -120,7 +120,6 @@ def ones(net, x):
 SETTINGS = {
     "the meta device": lambda: torch.device("meta"),
     "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
-    "inference_mode": torch.inference_mode,
 }
 
 

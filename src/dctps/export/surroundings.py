@@ -15,7 +15,7 @@ def usual_settings() -> Iterator[None]:
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float32)
     try:
-        with torch.inference_mode(False), torch.device("cpu"), torch.autocast("cpu", enabled=False):
+        with torch.device("cpu"), torch.autocast("cpu", enabled=False):
             yield
     finally:
         torch.set_default_dtype(before)
