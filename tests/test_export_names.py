@@ -72,3 +72,21 @@ def test_short_names_are_no_names_of_inputs(name):
         }}"""
     )
     onnx.checker.check_model(Graph(made).model(), full_check=True)
+
+
+def test_values_inside_of_branches_are_renamed():
+    made = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 18]>
+        network (bool c, float[2] x) => (float[2] z) {
+            y = If (c) <
+                then_branch = one () => (float[2] inner) { inner = Relu(x) },
+                else_branch = two () => (float[2] other) { inner = Neg(x)  other = Neg(inner) }
+            >
+            z = Neg(y)
+        }"""
+    )
+    graph = Graph(made)
+    graph.free(["inner", "y"])
+    assert not {"inner", "y"} & graph.names()
+    graph.rename("x", "inner")
+    onnx.checker.check_model(graph.model(), full_check=True)

@@ -105,10 +105,6 @@ class Graph:
         made = {name for node in everywhere(self.nodes) for name in (*node.input, *node.output)}
         return own | made | {v.name for g in branches(self.nodes) for v in (*g.input, *g.output, *g.initializer)}
 
-    def fresh(self, name: str) -> str:
-        """Return a name that no value has."""
-        return unlike(name, self.names())
-
     def free(self, names: Iterable[str]) -> None:
         """Give the values that have one of these names others."""
         wanted = set(names)

@@ -15,7 +15,6 @@ def name_ends(graph: Graph, inputs: list[str]) -> None:
     count = len(graph.outputs)
     outputs = ["output"] if count == 1 else [f"output_{i}" for i in range(count)]
     outputs = [unlike(name, set(inputs)) for name in outputs]
-    _separate(graph)
     graph.free([*inputs, *outputs])
     ends = [*graph.inputs[: len(inputs)], *graph.outputs]
     for value, name in zip(ends, [*inputs, *outputs], strict=True):
@@ -23,18 +22,6 @@ def name_ends(graph: Graph, inputs: list[str]) -> None:
         value.ClearField("doc_string")
         value.ClearField("metadata_props")
     _name_axes(graph.inputs[: len(inputs)], ends)
-
-
-def _separate(graph: Graph) -> None:
-    """Let each output of the graph be made by a node, and by one that makes no other output."""
-    made = {name for node in graph.nodes for name in node.output}
-    for i, value in enumerate(graph.outputs):
-        if value.name in made:
-            made.remove(value.name)
-            continue
-        own = graph.fresh(f"output {i}")
-        graph.nodes.append(graph.onnx.helper.make_node("Identity", [value.name], [own]))
-        value.name = own
 
 
 def _name_axes(inputs: list[Any], ends: list[Any]) -> None:
