@@ -381,10 +381,10 @@ class Keeping(Branches):
         return 2 * self.kept
 
 
-@warnings.catch_warnings()
 def scripted():
-    warnings.simplefilter("ignore")  # torch calls it deprecated
-    return torch.jit.script(nn.Linear(6, 4))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch calls it deprecated
+        return torch.jit.script(nn.Linear(6, 4))
 
 
 def keeping():
