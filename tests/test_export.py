@@ -4,6 +4,7 @@ import functools
 import itertools
 import math
 import os
+import warnings
 
 import numpy as np
 import pytest
@@ -16,6 +17,8 @@ import dctps
 from dctps import OFFSETS, DpsConv1d, DpsConv2d, DpsConv3d, DpsLinear, TransformOffset, export_onnx
 from dctps.core.offsets import CHOICES
 from dctps.core.transforms import TRANSFORMS, HasForm
+from dctps.export.batches import Batches
+from dctps.export.check import Comparison
 from dctps.export.recipe import gap_code, offset_recipe, weight_recipe
 from helpers.networks import assert_unchanged, cnn, snapshot
 from helpers.offsets import Ones, recipes, shapes
@@ -23,6 +26,7 @@ from helpers.onnx_files import computed, folded_operators, run
 from helpers.transforms import Dct4, FastDct4
 
 onnx = pytest.importorskip("onnx", reason="needs the onnx extra")
+pytest.importorskip("onnx.reference", reason="needs the onnx extra")
 pytest.importorskip("onnxscript", reason="needs the onnx extra")
 pytest.importorskip("onnxruntime", reason="needs the onnx extra")
 
@@ -182,6 +186,15 @@ def exported(net, tmp_path_factory):
 def test_a_runtime_computes_the_weights_once_at_load(exported, tmp_path):
     left = set(folded_operators(exported.file.read_bytes(), tmp_path))
     assert left <= {"Conv", "Relu", "FusedConv", "GlobalAveragePool", "ReduceMean", "Flatten", "Reshape", "Gemm"}
+
+
+@pytest.mark.parametrize("offset", [*OFFSETS, None])
+def test_the_evaluator_of_onnx_reads_the_file(offset, tmp_path):
+    net = nn.Sequential(DpsConv2d(3, 8, 3, density=0.1, offset=offset), nn.Flatten(), DpsLinear(128, 5, density=0.1))
+    net, x = filled(net).eval(), torch.randn(2, 3, 6, 6)
+    export_onnx(net, tmp_path / "net.onnx", x, check=False)
+    found = onnx.reference.ReferenceEvaluator(str(tmp_path / "net.onnx")).run(None, {"input": x.numpy()})[0]
+    assert_same(torch.from_numpy(found), net(x).detach())
 
 
 def sizes(value):
@@ -362,14 +375,33 @@ class NoOperator(Branches):
         return torch.special.bessel_j0(self.layer(x))
 
 
+class Keeping(Branches):
+    def forward(self, x):
+        self.kept = self.layer(x)
+        return 2 * self.kept
+
+
+def scripted():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch calls it deprecated
+        return torch.jit.script(nn.Linear(6, 4))
+
+
+def keeping():
+    net = Keeping()
+    net(torch.randn(2, 6))
+    return net
+
+
 @pytest.mark.parametrize(
     ("model", "example", "message"),
     [
         (Branches(), torch.randn(2, 6), "cannot trace it.*decide by the values of tensors"),
         (Loop(), torch.randn(2, 6), "cannot trace it.*decide by the values of tensors"),
         (NoTensor(), torch.randn(2, 6), "returns tensors, and this one returns an object of type int"),
-        (NoOperator(), torch.randn(2, 6), "torch has no ONNX for it.*bessel"),
-        (DpsLinear(6, 4, density=0.2), torch.randn(6), r"not \(7,\), one sample more.*first axis"),
+        (NoOperator(), torch.randn(2, 6), "torch has no ONNX for it: No ONNX function found for .*bessel"),
+        (scripted(), torch.randn(2, 6), "code of torch.jit.*the network of Python"),
+        (keeping(), torch.randn(2, 6), "keeps a tensor that was computed with gradients .'kept'."),
         (DpsLinear(6, 4, density=0.2), torch.randn(0, 6), "at least one sample.*shape"),
         (DpsLinear(6, 4, density=0.2), None, "an object of type NoneType"),
         (DpsLinear(6, 4, density=0.2), torch.randn(2, 5), r"does not take the example input of shape \(2, 5\)"),
@@ -405,8 +437,22 @@ def test_a_place_that_cannot_be_written(place, error, message, tmp_path):
 
 
 def test_a_file_that_computes_something_else_is_not_written(tmp_path, monkeypatch):
-    monkeypatch.setattr("dctps.export.onnx_file.compare", lambda *_: (1.0, 2.0))
-    with pytest.raises(ValueError, match="differ from torch's by 1, where the largest is 2"):
+    monkeypatch.setattr("dctps.export.onnx_file.compare", lambda *_: Comparison(1.0, 2.0, 0.5, Batches(1, None)))
+    with pytest.raises(ValueError, match=r"differ from torch's by 1, where the largest is 2.*dense=True"):
+        export_onnx(DpsLinear(6, 4, density=0.2), tmp_path / "net.onnx", torch.randn(2, 6))
+    with pytest.raises(ValueError, match=r"differ from torch's by 1, where the largest is 2; nothing was written$"):
+        export_onnx(DpsLinear(6, 4, density=0.2), tmp_path / "net.onnx", torch.randn(2, 6), dense=True)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full, which only Linux has")
+def test_a_full_disk_is_said_of_the_file(tmp_path, monkeypatch):
+    def write_to_full_disk(path, content):
+        with open("/dev/full", "wb") as file:
+            return file.write(content)
+
+    monkeypatch.setattr("pathlib.Path.write_bytes", write_to_full_disk)
+    with pytest.raises(OSError, match=r"cannot write '.*net\.onnx': No space left"):
         export_onnx(DpsLinear(6, 4, density=0.2), tmp_path / "net.onnx", torch.randn(2, 6))
     assert not list(tmp_path.iterdir())
 

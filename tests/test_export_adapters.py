@@ -8,6 +8,8 @@ from torch import nn
 
 import dctps
 from dctps import export_onnx
+from dctps.export.batches import Batches
+from dctps.export.check import Comparison
 from dctps.nn.fine_tuned import tuned_weights
 from helpers.networks import assert_unchanged, snapshot
 
@@ -190,9 +192,15 @@ def test_mistakes_leave_all_files_as_they_were(net, base, options, message, tmp_
 
 
 def test_a_failed_check_writes_no_base(tmp_path, monkeypatch):
-    monkeypatch.setattr("dctps.export.onnx_file.compare", lambda *_: (1.0, 2.0))
+    monkeypatch.setattr("dctps.export.onnx_file.compare", lambda *_: Comparison(1.0, 2.0, 0.5, Batches(1, None)))
     with pytest.raises(ValueError, match=r"differ from torch's"):
         export_onnx(task("convolutional"), tmp_path / "a.onnx", example("convolutional"), base=tmp_path / "base")
+    assert not list(tmp_path.iterdir())
+
+
+def test_types_are_checked_before_the_base(tmp_path):
+    with pytest.raises(ValueError, match=r"torch.float64.*call \.float\(\)"):
+        export_onnx(task("convolutional").double(), tmp_path / "a.onnx", example("convolutional"), base=tmp_path / "b")
     assert not list(tmp_path.iterdir())
 
 

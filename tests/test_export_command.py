@@ -1,5 +1,8 @@
 """`dctps export`: networks of run folders and of files, and mistakes."""
 
+import shutil
+import subprocess
+
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -55,6 +58,10 @@ def test_a_file_and_the_name_of_its_network(tmp_path, capsys):
         (["."], "is not the folder of a run"),
         (["net.safetensors", "--model", "lenet", "--classes", "9"], "does not fit this network"),
         (["net.safetensors", "--model", "vgg99"], "unknown model 'vgg99'"),
+        (["net.safetensors", "--model", "lenet", "--input"], "--input is the shape of one input, such as 3 32 32"),
+        (["net.safetensors", "--model", "lenet", "--input", "3", "-3", "32"], "in positive numbers, and not 3 -3 32"),
+        (["nothing.safetensors", "--model", "lenet"], "there is no file 'nothing.safetensors'"),
+        ([".", "--model", "lenet"], "is a folder, and --model says what is in a file"),
     ],
 )
 def test_mistakes(arguments, message, tmp_path, monkeypatch, capsys):
@@ -63,3 +70,56 @@ def test_mistakes(arguments, message, tmp_path, monkeypatch, capsys):
     assert main(["export", *arguments]) == 2
     assert message in capsys.readouterr().err
     assert [file.name for file in tmp_path.iterdir()] == ["net.safetensors"]
+
+
+@pytest.mark.parametrize("name", ["best.safetensors", "config.json"])
+def test_a_file_of_a_run_stands_for_the_run(name, folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["export", str(folder / name), "--no-check"]) == 0
+    assert (tmp_path / f"{folder.name}.onnx").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("typo.safetensors", "there is no file or folder"),
+        ("metrics.jsonl", "is not what dctps export takes of a run: name the folder"),
+    ],
+)
+def test_other_files_of_a_run_are_refused(name, message, folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["export", str(folder / name)]) == 2
+    assert message in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_damaged_config_is_not_to_be_deleted(folder, tmp_path, capsys):
+    shutil.copytree(folder, tmp_path / "run")
+    (tmp_path / "run" / "config.json").write_text('{"colour": "red"}')
+    out = ["--out", str(tmp_path / "net.onnx")]
+    assert main(["export", str(tmp_path / "run"), *out]) == 2
+    error = capsys.readouterr().err
+    assert "unknown settings colour" in error
+    assert f"dctps export {tmp_path / 'run' / 'best.safetensors'} --model NAME" in error
+    assert "delete" not in error
+    assert main(["export", str(tmp_path / "run" / "best.safetensors"), "--model", "lenet", *out]) == 0
+
+
+COMPLETE = """
+source {file}
+complete -p
+COMP_WORDS=(dctps-export --cl); COMP_CWORD=1
+_tyro_dctps_export
+echo "found ${{COMPREPLY[@]}}"
+"""
+
+
+@pytest.mark.process
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+def test_a_completion_serves_one_program_of_one_word(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        main(["export", "--tyro-print-completion", "bash"])
+    (tmp_path / "completion").write_text(capsys.readouterr().out)
+    script = COMPLETE.format(file=tmp_path / "completion")
+    printed = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True).stdout.splitlines()
+    assert printed == ["complete -F _tyro_dctps_export dctps-export", "found --classes"]

@@ -27,7 +27,7 @@ def parse(flags: Callable[..., T], command: str, arguments: list[str], default: 
     default: the object whose values are kept where no flag changes them.
     """
     options: dict[str, Any] = {} if default is None else {"default": default}
-    options |= {"prog": f"dctps {command}", "description": HERE, "args": arguments}
+    options |= {"prog": _program(command, arguments), "description": HERE, "args": arguments}
     page = _Page(io.BytesIO(), encoding=sys.stdout.encoding)  # tyro draws boxes if the encoding has them
     wants_help = not {"-h", "--help"}.isdisjoint(arguments)
     try:
@@ -37,6 +37,14 @@ def parse(flags: Callable[..., T], command: str, arguments: list[str], default: 
         page.seek(0)
         print(page.read().replace(HERE, description(flags)), end="")
     return given
+
+
+def _program(command: str, arguments: list[str]) -> str:
+    """Return the name of the program: in a completion one word, because shells complete words, not subcommands."""
+    completes = any(
+        argument.startswith(("--tyro-print-completion", "--tyro-write-completion")) for argument in arguments
+    )
+    return f"dctps{'-' if completes else ' '}{command}"
 
 
 class _Page(io.TextIOWrapper):

@@ -4,32 +4,22 @@ The weights are inputs, so the exporter can neither store them nor compute with 
 """
 
 import contextlib
-import copy
 import dataclasses
 import io
 import logging
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from dctps.base.extras import needed
+from dctps.export.batches import Batches, Example, Inputs, inputs_of, served
 from dctps.export.functions import OPSET
+from dctps.export.network import check_example, outputs, plain_copy, reason, sparse_weights, takes
 from dctps.export.weights import Weight
-from dctps.nn.batchnorm import SparseBatchNorm
-from dctps.nn.built_layer import BuiltLayer, BuiltPart
-from dctps.nn.convert import densify
-from dctps.nn.dps_layer import DpsLayer
-from dctps.nn.fine_tuned import weight_name
-from dctps.nn.finetune import before
-from dctps.nn.fuse import fused_layers
-from dctps.nn.sparse_part import SparsePart
 from dctps.nn.wrappers import unwrapped
-
-Example = Tensor | Sequence[Tensor] | Mapping[str, Tensor]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,60 +28,46 @@ class Captured:
 
     model: Any  # onnx.ModelProto; its first inputs are those of the network, then come the layers' weights and `shared`
     network: nn.Module  # plain, in eval mode, on the CPU
-    args: tuple[Tensor, ...]
-    kwargs: dict[str, Tensor]
+    given: Inputs  # the example
+    traced: Inputs  # the example for which the graph was made: one sample is doubled
+    batches: Batches  # for which the graph holds, but for one sample, which torch never traces
     weights: dict[str, Weight]  # the sparse weights by their names in `network`, in the order of the inputs
     shared: list[str]  # other parameters and buffers that are inputs, by name
 
     @property
     def input_names(self) -> list[str]:
         """The names of the network's inputs in the file."""
-        many = len(self.args) > 1
-        return [f"input_{i}" if many else "input" for i in range(len(self.args))] + list(self.kwargs)
+        if self.given.names is not None:
+            return list(self.given.names)
+        count = len(self.given.tensors)
+        return [f"input_{i}" for i in range(count)] if count > 1 else ["input"]
 
-    def run(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Return the outputs of torch's network for the tensors of its inputs, in the order of their names."""
-        args, kwargs = tensors[: len(self.args)], dict(zip(self.kwargs, tensors[len(self.args) :], strict=True))
-        with torch.no_grad():
-            return [y for y in pytree.tree_leaves(self.network(*args, **kwargs)) if isinstance(y, Tensor)]
+    @property
+    def sizes(self) -> list[int]:
+        """The numbers of samples for which the file is compared with torch."""
+        samples = self.traced.samples
+        return [n for n in sorted({1, samples, samples + 1, 2 * samples}) if n in self.batches]
+
+    def run(self, inputs: Inputs) -> list[Tensor]:
+        """Return the outputs of torch's network."""
+        return outputs(self.network, inputs)
 
 
 def capture(model: nn.Module, example: Example, shared: Iterable[str] = ()) -> Captured:
     """Return the graph of a network; raise ValueError if the example does not fit or the network cannot be traced.
 
+    The network has passed `check_exportable`.
     shared: further parameters and buffers of the plain network that become inputs.
     """
     for package in ("onnx", "onnxscript"):
         needed(package, "an ONNX file")
     inner = unwrapped(model)
-    weights = _sparse(inner)
-    _check_types(inner)
-    network = copy.deepcopy(inner).cpu()
-    if (
-        weights
-        or before(network) is not None
-        or fused_layers(network)
-        or any(isinstance(m, SparseBatchNorm) for m in network.modules())
-    ):
-        network = densify(network)
-    network.eval()
-    args, kwargs = _inputs(example)
-    _check_example(network, args, kwargs)
-    program = _program(network, args, kwargs, [*weights, *shared])
-    return Captured(_proto(program), network, args, kwargs, weights, list(shared))
-
-
-def _sparse(model: nn.Module) -> dict[str, Weight]:
-    """Return the weights that have recipes, by their names in the plain network."""
-    found = {}
-    for path, layer in model.named_modules():
-        if isinstance(layer, BuiltLayer):
-            for weight, names in layer.parts:
-                parts = {weight_name(path, name): layer.part(name) for name in names}
-                found[f"{path}.{weight}" if path else weight] = Weight(dict(parts))
-        elif isinstance(layer, DpsLayer) and not isinstance(layer, SparsePart | BuiltPart):
-            found[f"{path}.weight" if path else "weight"] = Weight({path: layer})
-    return found
+    weights, shared = sparse_weights(inner), list(shared)
+    network = plain_copy(inner, bool(weights))
+    given = inputs_of(example)
+    check_example(network, given)
+    program, traced, batches = _traced(network, given, [*weights, *shared])
+    return Captured(_proto(program), network, given, traced, batches, weights, shared)
 
 
 class _WithWeights(nn.Module):
@@ -106,24 +82,56 @@ class _WithWeights(nn.Module):
         return torch.func.functional_call(self.network, replaced, args, kwargs)
 
 
-def _program(network: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor], names: list[str]) -> Any:
-    """Return the program of torch.export, for batches of any size where the network allows it.
+# --- the trace ------------------------------------------------------------------------------------------------------
+
+
+def _traced(network: nn.Module, given: Inputs, names: list[str]) -> tuple[Any, Inputs, Batches]:
+    """Return the program of a network, the example that it was made for, and the batches for which it holds.
+
+    torch.export would insist on one sample, so one is doubled where the network takes two.
+    """
+    traced = given.with_samples(2) if given.samples == 1 else given
+    if traced is None or not takes(network, traced):
+        traced = given
+    others = sorted({traced.samples + 1, 2 * traced.samples})
+    refused = tuple(n for n in others if not takes(network, traced.with_samples(n)))
+    fixed = len(refused) == len(others)
+    program = _program(network, traced, names, fixed)
+    batches = served(program, traced)
+    if batches.largest == traced.samples == batches.smallest:
+        if given is not traced:
+            traced, program = given, _program(network, given, names, fixed=True)
+        return program, traced, Batches(given.samples, given.samples)
+    if any(n in batches for n in refused):
+        batches = dataclasses.replace(
+            batches, smallest=given.samples, refused=tuple(n for n in refused if n in batches)
+        )
+    elif batches.smallest == 1 and not takes(network, traced.with_samples(1)):
+        batches = dataclasses.replace(batches, smallest=2)
+    return program, traced, batches
+
+
+def _program(network: nn.Module, inputs: Inputs, names: list[str], fixed: bool) -> Any:
+    """Return the program of torch.export.
 
     names: the parameters and buffers that become inputs.
+    fixed: whether it is for batches of this size alone.
     """
     tensors = {**dict(network.named_parameters()), **dict(network.named_buffers())}
     weights = [tensors[name].detach() for name in names]
     any_batch = {0: torch.export.Dim.AUTO}
-    shapes = (tuple(any_batch for _ in args), dict.fromkeys(kwargs, any_batch), [None] * len(weights))
+    axes = [any_batch if grows and not fixed else None for grows in inputs.grows]
+    named = {} if inputs.names is None else dict(zip(inputs.names, axes, strict=True))
+    shapes = (tuple(axes) if inputs.names is None else (), named, [None] * len(weights))
     wrapped = _WithWeights(network, names).eval()
     try:
         with _quietly(), torch.no_grad():
-            return torch.export.export(wrapped, (args, kwargs, weights), dynamic_shapes=shapes, strict=False)
+            example = inputs.args, inputs.kwargs, weights
+            return torch.export.export(wrapped, example, dynamic_shapes=shapes, strict=False)
     except Exception as error:  # torch.export raises errors of many kinds
-        reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise ValueError(
-            f"this network cannot be exported, because torch.export cannot trace it: {reason}; its forward code must "
-            "not decide by the values of tensors (use torch.where or torch.cond), and must return tensors"
+            f"this network cannot be exported, because torch.export cannot trace it: {reason(error)}; its forward "
+            "code must not decide by the values of tensors (use torch.where or torch.cond), and must return tensors"
         ) from error
 
 
@@ -132,9 +140,13 @@ def _proto(program: Any) -> Any:
     try:
         with _quietly():
             return torch.onnx.export(program, dynamo=True, opset_version=OPSET, verbose=False).model_proto  # type: ignore[union-attr]
-    except Exception as error:  # torch.onnx raises errors of many kinds, which say in the cause what is wrong
-        reason = (str(error.__cause__ or error).splitlines() or [type(error).__name__])[0]
-        raise ValueError(f"this network cannot be exported, because torch has no ONNX for it: {reason}") from error
+    except Exception as error:  # torch.onnx raises errors of many kinds, which say in the last cause what is wrong
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        raise ValueError(
+            f"this network cannot be exported, because torch has no ONNX for it: {reason(cause)}"
+        ) from error
 
 
 _LOGGERS = ["torch.onnx", "torch.export", "torch._export", "torch.fx", "onnxscript", "onnx_ir"]
@@ -154,54 +166,3 @@ def _quietly() -> Iterator[None]:
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
-
-
-# --- the arguments ---------------------------------------------------------------------------------------------------
-
-
-def _check_types(model: nn.Module) -> None:
-    """Raise ValueError unless all real numbers of the network are float32."""
-    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if name.endswith("fingerprint"):
-            continue
-        if tensor.is_meta:
-            raise ValueError(f"{name!r} is on the meta device and has no values; load a file into the network first")
-        if tensor.is_floating_point() and tensor.dtype != torch.float32:
-            raise ValueError(f"{name!r} is of {tensor.dtype}, and a network of float32 is exported; call .float()")
-
-
-def _inputs(example: Example) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
-    """Return the example as positional and named tensors; one sample is doubled: torch.export would insist on one."""
-    if not isinstance(example, Mapping | Sequence):
-        example = (example,)
-    tensors = list(example.values()) if isinstance(example, Mapping) else list(example)
-    for tensor in tensors:
-        if not isinstance(tensor, Tensor) or tensor.dim() == 0 or len(tensor) == 0 or tensor.is_meta:
-            raise ValueError(
-                "an example input is a tensor with a batch axis and at least one sample, a sequence of such tensors or "
-                f"a dictionary of them by the names of the arguments; this is {_shown(tensor)}"
-            )
-    if not tensors:
-        raise ValueError("an example input has at least one tensor")
-    pairs = [torch.cat([t, t]) if len(t) == 1 else t for t in (t.detach().cpu() for t in tensors)]
-    return ((), dict(zip(example, pairs, strict=True))) if isinstance(example, Mapping) else (tuple(pairs), {})
-
-
-def _shown(value: object) -> str:
-    if isinstance(value, Tensor):
-        return f"a tensor of shape {tuple(value.shape)}" + (" on the meta device" if value.is_meta else "")
-    return f"an object of type {type(value).__name__}"
-
-
-def _check_example(network: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
-    """Raise ValueError unless the network takes the example."""
-    try:
-        with torch.no_grad():
-            output = network(*args, **kwargs)
-    except Exception as error:
-        shapes = ", ".join(str(tuple(t.shape)) for t in (*args, *kwargs.values()))
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ValueError(f"the network does not take the example input of shape {shapes}: {reason}") from error
-    strange = [y for y in pytree.tree_leaves(output) if not isinstance(y, Tensor | None)]
-    if strange:
-        raise ValueError(f"a network that is exported returns tensors, and this one returns {_shown(strange[0])}")

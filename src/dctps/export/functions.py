@@ -9,8 +9,8 @@ weights once, at load, and runs as it would with stored weights.
     Waves   F[k, p] = norm_k cos(2 pi f_k (2 p + shift) / period - phase), the angle reduced in integers
     Walsh   F[k, p] = norm (-1)^(number of one bits that k and p have in common)
     Signs   D with its columns multiplied by random signs, which are stored as bits
-    Weight  scale D + S: the values added at their positions, which are stored as gaps
     Scaled  scale D, of a layer without values
+    Weight  scale D + S: the values added at their positions, which are stored as gaps
     Sparse  S alone, of a layer without an offset
 """
 
@@ -25,7 +25,7 @@ OPSET = 18
 IR_VERSION = 8  # the first one with local functions
 FLOAT, INT32, INT64 = 1, 6, 7  # the numbers of types in ONNX
 
-_BODIES = {
+_BODIES = {  # each comes after those that it calls, because some readers look for no function behind its caller
     "Count": """<first, step, count> () => (y) {
         zero = Constant<value_int = 0>()
         one = Constant<value_int = 1>()
@@ -133,6 +133,14 @@ _BODIES = {
         line = Reshape(spread, all)
         y = Mul(d, line)
     }}""",
+    "Scaled": f"""<shape> (d, scale) => (y) {{
+        upright = Constant<value_ints = [-1, 1]>()
+        sizes = Constant<value_ints: ints = @shape>()
+        real = Cast<to = {FLOAT}>(scale)
+        column = Reshape(real, upright)
+        product = Mul(d, column)
+        y = Reshape(product, sizes)
+    }}""",
     "Weight": f"""<shape> (d, scale, gaps, values) => (y) {{
         scaled = {DOMAIN}.Scaled<shape: ints = @shape>(d, scale)
         all = Constant<value_ints = [-1]>()
@@ -142,14 +150,6 @@ _BODIES = {
         real = Cast<to = {FLOAT}>(values)
         sum = ScatterElements<axis = 0, reduction = "add">(flat, at, real)
         y = Reshape(sum, sizes)
-    }}""",
-    "Scaled": f"""<shape> (d, scale) => (y) {{
-        upright = Constant<value_ints = [-1, 1]>()
-        sizes = Constant<value_ints: ints = @shape>()
-        real = Cast<to = {FLOAT}>(scale)
-        column = Reshape(real, upright)
-        product = Mul(d, column)
-        y = Reshape(product, sizes)
     }}""",
     "Sparse": f"""<shape> (gaps, values) => (y) {{
         all = Constant<value_ints = [-1]>()

@@ -89,10 +89,27 @@ class Graph:
     def rename(self, old: str, new: str) -> None:
         """Give a value, which some node makes or the graph takes, another name."""
         self.replace(old, new)
-        for node in self.nodes:
+        for graph in branches(self.nodes):
+            for value in (*graph.input, *graph.output, *graph.initializer):
+                value.name = new if value.name == old else value.name
+        for node in everywhere(self.nodes):
             node.output[:] = [new if name == old else name for name in node.output]
+        for value in (*self.inputs, *self.outputs):
+            value.name = new if value.name == old else value.name
         if old in self.arrays:
             self.arrays[new] = self.arrays.pop(old)
+
+    def names(self) -> set[str]:
+        """Return the names of all values, those inside of branches included."""
+        own = {v.name for v in (*self.inputs, *self.outputs)} | set(self.arrays) | set(self.stored)
+        made = {name for node in everywhere(self.nodes) for name in (*node.input, *node.output)}
+        return own | made | {v.name for g in branches(self.nodes) for v in (*g.input, *g.output, *g.initializer)}
+
+    def free(self, names: Iterable[str]) -> None:
+        """Give the values that have one of these names others."""
+        wanted = set(names)
+        for name in wanted & self.names():
+            self.rename(name, unlike(name, wanted | self.names()))
 
     # --- the file
 
@@ -139,6 +156,8 @@ class Graph:
         """Give all inner values short names, but not those that branches of an If or Loop take."""
         fixed = {v.name for v in (*self.inputs, *self.outputs)}
         fixed |= {name for node in self.nodes for name in taken(node)[len(node.input) :]}
+        inside = [inner for graph in branches(self.nodes) for inner in graph.node]
+        fixed |= {name for node in inside for name in node.output}
         names: dict[str, str] = {"": ""}
         for name in (*self.arrays, *self.stored, *(name for node in self.nodes for name in node.output)):
             if name not in fixed and name not in names:
@@ -152,11 +171,19 @@ class Graph:
 
 def everywhere(nodes: Iterable[Any]) -> Iterator[Any]:
     """Yield the nodes and those in their branches."""
+    nodes = list(nodes)
+    yield from nodes
+    for graph in branches(nodes):
+        yield from graph.node
+
+
+def branches(nodes: Iterable[Any]) -> Iterator[Any]:
+    """Yield the graphs inside of nodes, such as the branches of an If, and those inside of these."""
     for node in nodes:
-        yield node
         for attribute in node.attribute:
             for graph in (attribute.g, *attribute.graphs):
-                yield from everywhere(graph.node)
+                yield graph
+                yield from branches(graph.node)
 
 
 def taken(node: Any) -> list[str]:
@@ -209,4 +236,11 @@ def _short(number: int, taken: set[str]) -> str:
     name, rest = letters[number % 52], number // 52
     while rest:
         name, rest = name + letters[rest % 62], rest // 62
-    return name if name not in taken else f"{name}_"
+    return unlike(name, taken)
+
+
+def unlike(name: str, taken: set[str]) -> str:
+    """Return a name that is not among these."""
+    while name in taken:
+        name += "_"
+    return name

@@ -1,5 +1,7 @@
 """`export_onnx`: a network as an ONNX file in which each sparse layer is the recipe of its weight.
 
+batches.py     the tensors of the example, and the batches that a file takes
+network.py     which networks can be exported, and their plain copies
 capture.py     the graph of torch's exporter, with the weights as inputs
 batchnorm.py   BatchNorm as two vectors, most of them inside the layers before
 recipe.py      the recipe of a weight: D by its formula, S by its values and the gaps between their positions
@@ -7,7 +9,9 @@ weights.py     which weights have recipes, and the numbers of the others
 base_file.py   W0 of fine-tuned networks, in a file that the ONNX files of several tasks share
 functions.py   the recipes' steps as functions of ONNX, which a runtime computes once, when it loads the file
 graph.py       the graph while it is edited, and as a file
-check.py       the outputs of ONNX Runtime against torch's
+names.py       the names of inputs, outputs and the axis of the batch
+check.py       the outputs of ONNX Runtime against torch's, by their gaps (gaps.py)
+surroundings.py  what an export does not depend on
 """
 
 import copy
@@ -20,20 +24,23 @@ import numpy as np
 from torch import nn
 
 from dctps.base.extras import require
-from dctps.base.files import write_atomically
 from dctps.export.base_file import FINGERPRINT, Base, base_of
+from dctps.export.batches import Example
 from dctps.export.batchnorm import fold_batchnorm
-from dctps.export.capture import Captured, Example, capture
-from dctps.export.check import check_difference, compare
+from dctps.export.capture import Captured, capture
+from dctps.export.check import HALF_LIMIT, Comparison, check_difference, compare
 from dctps.export.functions import FLOAT, IR_VERSION, OPSET
+from dctps.export.gaps import LIMIT
 from dctps.export.graph import Graph
+from dctps.export.names import name_ends
+from dctps.export.network import check_exportable
 from dctps.export.recipe import Call
 from dctps.export.report import ExportReport, WeightRow
+from dctps.export.surroundings import usual_settings, write
 from dctps.export.weights import Weight, content, narrow
 from dctps.nn.foreign import check_network
 
 LARGEST = 2**31 - 1  # bytes of a file; that is what its format, protobuf, can hold
-BATCH = "batch"
 
 
 def export_onnx(
@@ -55,7 +62,7 @@ def export_onnx(
     example_input: a tensor with a batch axis that the network takes, a sequence of tensors, or a dictionary by names.
     dense: store plain weights in place of recipes.
     float16: store numbers in 16 bits; they are computed with in 32 bits.
-    check: compare the outputs of ONNX Runtime with torch's, for random inputs.
+    check: compare the outputs of ONNX Runtime with torch's, for the example and for random inputs.
     base: for fine-tuned networks, a file beside `file` or below that holds W0 and whatever else training has left
         alone. It is written where it is not there yet, and ONNX files of other tasks share it, so that each takes
         kilobytes. Without it W0 + S is stored.
@@ -66,19 +73,44 @@ def export_onnx(
         require("onnxruntime", "the check of an ONNX file (check=False leaves it out)")
     if base is not None and dense:
         raise ValueError("dense=True stores W0 + S, and base= stores them apart; give one of them")
+    check_exportable(model)
+    with usual_settings():
+        return _export(model, target, example_input, dense=dense, float16=float16, check=check, base=base)
+
+
+def _export(
+    model: nn.Module,
+    target: Path,
+    example: Example,
+    *,
+    dense: bool,
+    float16: bool,
+    check: bool,
+    base: str | os.PathLike[str] | None,
+) -> ExportReport:
     shared = None if base is None else base_of(model, base, target)
-    captured = capture(model, example_input, () if shared is None else shared.places)
-    made, rows, dense_bytes, any_batch = _build(captured, shared, dense, float16)
+    captured = capture(model, example, () if shared is None else shared.places)
+    made, rows, dense_bytes = _build(captured, shared, dense, float16)
     written = _serialized(made)
-    others = None if shared is None else {shared.location: shared.content}
-    difference, largest = compare(written, captured, any_batch, others) if check else (None, None)
-    if difference is not None and largest is not None and not float16:
-        check_difference(difference, largest)
+    found = _compared(written, captured, shared, rows, float16) if check else None
     if shared is not None and shared.is_new:
-        write_atomically(shared.file, lambda path: path.write_bytes(shared.content))
-    write_atomically(target, lambda path: path.write_bytes(written))
+        write(shared.file, shared.content)
+    write(target, written)
     sizes = len(written), dense_bytes, OPSET, IR_VERSION
-    return ExportReport(target, *sizes, any_batch, rows, difference, largest, *_files(shared))
+    if found is None:
+        return ExportReport(target, *sizes, captured.batches, rows, None, None, *_files(shared))
+    return ExportReport(target, *sizes, found.batches, rows, found.difference, found.largest, *_files(shared))
+
+
+def _compared(
+    written: bytes, captured: Captured, base: Base | None, rows: list[WeightRow], float16: bool
+) -> Comparison:
+    """Return how the file compares with torch; raise ValueError if it computes something else."""
+    others = None if base is None else {base.location: base.content}
+    found = compare(written, captured, others, HALF_LIMIT if float16 else LIMIT)
+    if not float16:
+        check_difference(found, any(row.why_dense is None for row in rows))
+    return found
 
 
 def _files(base: Base | None) -> tuple[Path | None, int]:
@@ -100,16 +132,16 @@ def _target(file: str | os.PathLike[str]) -> Path:
     return path
 
 
-def _build(captured: Captured, base: Base | None, dense: bool, float16: bool) -> tuple[Any, list[WeightRow], int, bool]:
-    """Return the model of ONNX, how its weights are stored, the bytes of the dense model, and if any batch will do."""
+def _build(captured: Captured, base: Base | None, dense: bool, float16: bool) -> tuple[Any, list[WeightRow], int]:
+    """Return the model of ONNX, how its weights are stored, and the bytes of the dense model."""
     graph = Graph(captured.model)
     names = [*captured.weights, *captured.shared]
+    name_ends(graph, captured.input_names)
     inputs = len(graph.inputs) - len(names)
     values = {value.name: name for value, name in zip(graph.inputs[inputs:], names, strict=True)}
     graph.inputs = graph.inputs[:inputs]
     weights, places = captured.weights | _tuned(base), {} if base is None else base.places
     graph.metadata = {} if base is None else {FINGERPRINT: base.fingerprint}
-    any_batch = _rename(graph, captured.input_names)
     factors = fold_batchnorm(graph, {value for value, name in values.items() if name in weights})
     sizes = [weights[n].size if n in weights else math.prod(places[n].shape) for n in names]
     dense_bytes, rows = _dense_bytes(graph, sizes), list[WeightRow]()
@@ -122,7 +154,7 @@ def _build(captured: Captured, base: Base | None, dense: bool, float16: bool) ->
             graph.replace(value, graph.write(places[name]))
     if float16:
         _halve(graph)
-    return graph.model(), rows, dense_bytes, any_batch
+    return graph.model(), rows, dense_bytes
 
 
 def _tuned(base: Base | None) -> dict[str, Weight]:
@@ -133,24 +165,6 @@ def _tuned(base: Base | None) -> dict[str, Weight]:
 
 
 # --- the whole file -------------------------------------------------------------------------------------------------
-
-
-def _rename(graph: Graph, inputs: list[str]) -> bool:
-    """Give inputs and outputs plain names, and the first axis of all; return whether it may have any size."""
-    outputs = ["output"] if len(graph.outputs) == 1 else [f"output_{i}" for i in range(len(graph.outputs))]
-    for values, names in ((graph.inputs, inputs), (graph.outputs, outputs)):
-        for value, name in zip(values, names, strict=True):
-            graph.rename(value.name, name)
-            value.name = name
-    axes = [value.type.tensor_type.shape.dim[0] for value in graph.inputs]
-    symbols = {axis.dim_param for axis in axes}
-    for value in (*graph.inputs, *graph.outputs):
-        value.ClearField("doc_string")
-        value.ClearField("metadata_props")
-        for axis in value.type.tensor_type.shape.dim:
-            if axis.dim_param and len(symbols) == 1 and axis.dim_param in symbols:
-                axis.dim_param = BATCH
-    return all(axis.dim_param for axis in axes)
 
 
 def _dense_bytes(graph: Graph, sizes: list[int]) -> int:

@@ -4,6 +4,7 @@ import dataclasses
 from pathlib import Path
 
 from dctps.base.words import percent
+from dctps.export.batches import Batches
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,10 +26,10 @@ class ExportReport:
     dense_bytes: int
     opset: int
     ir_version: int
-    any_batch: bool  # whether the file takes batches of any size
+    batches: Batches  # which the file takes
     weights: list[WeightRow]
     difference: float | None = None  # the largest one between the outputs of ONNX Runtime and of torch; None: unchecked
-    largest: float | None = None  # the largest absolute value of torch's outputs
+    largest: float | None = None  # torch's largest absolute value of that output
     base: Path | None = None  # the file of W0 to which this file refers
     base_bytes: int = 0
 
@@ -36,7 +37,7 @@ class ExportReport:
         share = percent(self.bytes / self.dense_bytes)
         recipes = sum(row.why_dense is None for row in self.weights)
         lines = [f"{self.file}: {self.bytes:,} bytes, with dense weights {self.dense_bytes:,} ({share})"]
-        lines.append(f"opset {self.opset}, IR version {self.ir_version}, {self._batch()}")
+        lines.append(f"opset {self.opset}, IR version {self.ir_version}, {self.batches}")
         if self.base is not None:
             lines.append(f"refers to {self.base}: {self.base_bytes:,} bytes, for all tasks of the same base")
         lines.append(f"weights stored as recipes: {recipes} of {len(self.weights)}")
@@ -47,5 +48,7 @@ class ExportReport:
             return "\n".join([*lines, "the outputs were not compared with torch's"])
         return "\n".join([*lines, f"largest difference from torch: {self.difference:.2g} of {self.largest:.3g}"])
 
-    def _batch(self) -> str:
-        return "batches of any size" if self.any_batch else "batches of the example's size, which the network asks for"
+    @property
+    def any_batch(self) -> bool:
+        """Whether the file takes batches of any size."""
+        return self.batches.any

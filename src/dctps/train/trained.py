@@ -12,7 +12,7 @@ from dctps.base import user_code
 from dctps.base.plain_files import RecordError
 from dctps.checkpoint.load import load
 from dctps.train import images
-from dctps.train.runs import Run
+from dctps.train.runs import Run, RunError
 from dctps.train.settings import Settings
 
 Shape = tuple[int, ...]  # of one sample
@@ -25,12 +25,24 @@ def of_run(folder: Path) -> tuple[nn.Module, Shape]:
         raise ValueError(f"{folder} is not the folder of a run: it has no config.json")
     if not run.best.exists():
         raise ValueError(f"{folder} has no best.safetensors: no epoch of this run is over, or it trains no network")
-    settings = run.settings()
+    settings = _settings(run)
     if settings.projection is not None:
         raise ValueError(f"{folder} was trained in a subspace ({settings.projection}), which has no file of its own")
     classes, shape = _facts(settings)
     options = {name: value for name in ("width", "hidden") if (value := getattr(settings, name)) is not None}
     return filled(run.best, build(settings.model, classes, shape[0], **options)), shape
+
+
+def _settings(run: Run) -> Settings:
+    """Return the settings of a run; ValueError if they cannot be read, without advice to delete what is only read."""
+    try:
+        return run.settings()
+    except RunError as error:
+        why = error.__cause__ or error
+        raise ValueError(
+            f"{run.config} does not say which network this is ({why}); name it: dctps export {run.best} --model NAME "
+            "--classes N --input 3 32 32"
+        ) from error
 
 
 def build(name: str, classes: int, channels: int, **options: int) -> nn.Module:
