@@ -107,13 +107,14 @@ def _asked_cells(cells: list["Cell"], given: Arguments) -> list["Cell"]:
         ("lines", given.lines, lambda cell: cell.line),
         ("panels", given.panels, lambda cell: cell.panel),
     )
+    found = cells
     for flag, asked, value_of in filters:
         have = [value for value in dict.fromkeys(map(value_of, cells)) if value is not None]
         if unknown := [value for value in asked if value not in have]:
             raise ValueError(f"{flag} {unknown} are not in this experiment; there are: {have}")
         wanted = (None, *asked) if flag == "densities" else asked
-        cells = [cell for cell in cells if not asked or value_of(cell) in wanted]
-    return cells
+        found = [cell for cell in found if not asked or value_of(cell) in wanted]
+    return found
 
 
 def _not_kept(cells: list["Cell"], given: Arguments, scale: "Scale") -> list["Cell"]:
