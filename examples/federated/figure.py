@@ -34,6 +34,7 @@ WHAT = [  # method, density, updates: the most telling ones first
     ("dctps", 0.01, "int8"),
     ("dctps", 0.001, "whole"),
     ("random", 0.001, "whole"),
+    ("dense", 1.0, "int8"),
 ]
 NAMES = {"dctps": "DCTpS", "random": "random pruning", "dense": "dense FedAvg"}
 COLOURS = {1.0: "black", 0.05: "#d95f02", 0.01: "#1b9e77", 0.001: "#7570b3"}
