@@ -819,6 +819,19 @@ def test_networks_may_be_compiled_while_they_are_watched():
     close(plain, net)
 
 
+@pytest.mark.parametrize("takes_over", [False, True])
+def test_a_rewiring_that_is_dropped_while_it_watches_leaves_the_compiler_switched_on(takes_over):
+    gc.collect()
+    before = dense_gradient._eagerly.watchers
+    net, optimizer, rewire = made(every=1)
+    if takes_over:
+        rewire.take_over()
+    assert dense_gradient._eagerly.watchers == before + 1
+    del net, optimizer, rewire
+    gc.collect()
+    assert dense_gradient._eagerly.watchers == before
+
+
 def test_two_rewirings_do_not_leave_the_compiler_switched_off():
     from torch._dynamo import eval_frame
 

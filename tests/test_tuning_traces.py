@@ -1,5 +1,6 @@
 """`auto` while torch.compile and torch.export trace: measured, or as measured before; sizes that vary stay free."""
 
+import gc
 import json
 import math
 
@@ -20,6 +21,7 @@ OTHER = {"dense": FAST, FAST: "dense"}
 @pytest.fixture(autouse=True)
 def _isolated(monkeypatch, tmp_path):
     isolate(monkeypatch, tmp_path)
+    gc.collect()  # a rewiring that another test has dropped while it watched keeps networks from being compiled
     torch._dynamo.reset()
 
 
