@@ -88,13 +88,18 @@ def points(rows: list[dict[str, Any]]) -> list[Point]:
     for row in rows:
         if row["accuracy"]:
             found.setdefault(int(row["round"]), []).append(row)
-    return [Point(statistics.mean(int(row["bytes_total"]) for row in own), *spread(own)) for own in found.values()]
+    sizes = [statistics.mean(int(row["bytes_total"]) for row in own) for own in found.values()]
+    return [Point(size, *spread(accuracies(own))) for size, own in zip(sizes, found.values(), strict=True)]
 
 
-def spread(rows: list[dict[str, Any]]) -> tuple[float, float]:
-    """Return mean and deviation of the accuracies of some rows."""
-    accuracies = [float(row["accuracy"]) for row in rows]
-    return statistics.mean(accuracies), statistics.stdev(accuracies) if len(rows) > 1 else 0.0
+def accuracies(rows: list[dict[str, Any]]) -> list[float]:
+    """Return the accuracies of those rows that were measured."""
+    return [float(row["accuracy"]) for row in rows if row["accuracy"]]
+
+
+def spread(numbers: list[float]) -> tuple[float, float]:
+    """Return mean and deviation; that of a single number is 0."""
+    return statistics.mean(numbers), statistics.stdev(numbers) if len(numbers) > 1 else 0.0
 
 
 def draw(rows: list[dict[str, Any]], path: Path) -> None:
@@ -144,14 +149,13 @@ def reached_by(found: list[Point], size: int) -> str:
     """Return the last accuracy of a line within a number of bytes, or nothing if there is none or it ended before."""
     within = [point for point in found if point.size <= size]
     ended = len(within) == len(found) and size > 1.5 * found[-1].size
-    return "" if ended or not within else said(within[-1].mean, within[-1].deviation)
+    return "" if ended or not within else said(*within[-1][1:])
 
 
 def at_the_end(rows: list[dict[str, Any]]) -> str:
-    last, means = max(int(row["round"]) for row in rows) - 10, list[float]()
-    for _, own in itertools.groupby(rows, key=lambda row: row["seed"]):
-        means.append(spread([row for row in own if row["accuracy"] and int(row["round"]) > last])[0])
-    return said(statistics.mean(means), statistics.stdev(means) if len(means) > 1 else 0.0)
+    last = max(int(row["round"]) for row in rows) - 10
+    ends = itertools.groupby((row for row in rows if int(row["round"]) > last), key=lambda row: row["seed"])
+    return said(*spread([statistics.mean(accuracies(list(own))) for _, own in ends]))
 
 
 def said(mean: float, deviation: float) -> str:

@@ -41,6 +41,8 @@ def rate_of(method: str, density: float) -> float:
 
 def next_rate(tried: dict[float, float]) -> float | None:
     """Return the rate to try next, given the accuracies of those that were tried, or None if the best is known."""
+    if len(tried) < len(FIRST):
+        return FIRST[len(tried)]
     rates = sorted(tried)
     best = max(rates, key=lambda rate: tried[rate])
     if len(tried) >= MOST or best not in (rates[0], rates[-1]):
@@ -58,12 +60,10 @@ def tried_rate(line: Line, folder: Path) -> dict[str, Any]:
 
 def best_rates(method: str, density: float, rounds: int, folder: Path) -> list[dict[str, Any]]:
     """Return the rows of all rates that are tried for a method and a density."""
-    rows, rate, waiting = list[dict[str, Any]](), FIRST[0], list[float](FIRST[1:])
-    while rate is not None:
+    rows: list[dict[str, Any]] = []
+    while (rate := next_rate({float(row["lr"]): float(row["accuracy"]) for row in rows})) is not None:
         line = Line(method, density, lr=rate, rounds=rounds, measured_on="validation", measured_every=rounds // 10)
         rows.append(tried_rate(line, folder))
-        tried = {float(row["lr"]): float(row["accuracy"]) for row in rows}
-        rate = waiting.pop() if waiting else next_rate(tried)
     return rows
 
 

@@ -36,9 +36,7 @@ def tunable(model: nn.Module, *, frozen_too: bool = False) -> dict[str, Tunable]
     """
     names, found = dict[int, str](), dict[str, Tunable]()
     allowed = (None, _FROZEN) if frozen_too else (None,)
-    rows = list(
-        _weights(model)
-    )  # a computed weight has an object of its own in each row, known by its id while it lives
+    rows = list(_weights(model))  # a computed weight is known by the id of an object that lives in its row
     refused = {id(base) for _, _, base, reason in rows if reason not in allowed}
     for name, use, base, _ in rows:
         if id(base) not in refused:
