@@ -155,7 +155,8 @@ def places(scale: Scale) -> Cells:
 
 DEFAULT = "DCTpS, signs and leverage"  # what `sparsify` does when it is asked for nothing else
 REPEATED = ("DCTpS", "DCTpS + RigL", DEFAULT)  # the lines that have more than one seed
-WHOLE = ("Random (EPL)", "FORCE", "SynFlow", "RigL", *REPEATED, f"{DEFAULT} + RigL")
+FROZEN = f"{DEFAULT}, S frozen"  # a control: BatchNorm and the classifier learn alone
+WHOLE = ("Random (EPL)", "FORCE", "SynFlow", "RigL", *REPEATED, f"{DEFAULT} + RigL", FROZEN)
 
 
 def _whole(base: Settings, densities: Sequence[float], scale: Scale) -> Cells:
@@ -172,7 +173,8 @@ def _settings_of(base: Settings, line: str, density: float, seed: int) -> Settin
     if line in PAPER_METHODS:
         return configured(base, line, density=density, seed=seed)
     rewire = "rigl" if line.endswith("RigL") else None
-    return varied(base, density=density, seed=seed, rewire=rewire, **EPL, **_LEVERAGE)
+    frozen = "values" if line == FROZEN else None
+    return varied(base, density=density, seed=seed, rewire=rewire, frozen=frozen, **EPL, **_LEVERAGE)
 
 
 def vgg19(scale: Scale) -> Cells:
