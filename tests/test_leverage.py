@@ -135,6 +135,20 @@ def test_longer_trainings_have_a_larger_alpha():
     assert long == pytest.approx({name: 2 * alpha for name, alpha in short.items()})
 
 
+def test_a_training_of_its_own_can_be_written_as_a_name():
+    named, made = (
+        alphas(dctps.sparsify(build("vgg11", width=4), 0.05, alpha=alpha))
+        for alpha in ("leverage/3e-4/4000", dctps.Leverage(3e-4, 4000))
+    )
+    assert named == made
+
+
+@pytest.mark.parametrize("name", ["leverage/", "leverage/1e-3", "leverage/0/9", "leverage/1e-3/1.5", "leverage/1/2/3"])
+def test_bad_names_of_trainings(name):
+    with pytest.raises(ValueError, match=f"alpha '{name}': leverage for a training of its own is written leverage/LR"):
+        dctps.sparsify(build("lenet"), 0.05, alpha=name)
+
+
 def test_meta_networks_have_the_same_alphas():
     with torch.device("meta"):
         meta = build("resnet18", width=4)

@@ -73,7 +73,8 @@ def told(capsys, *arguments: str) -> str:
         ("train --projection thin --density 0.1", "unknown projection 'thin'"),
         (
             "train --alpha papper",
-            "unknown alpha 'papper'; choose one of: paper, exact, preserve, leverage; the nearest is paper",
+            "unknown alpha 'papper'; choose one of: paper, exact, preserve, leverage, or leverage/LR/STEPS; "
+            "the nearest is paper",
         ),
         ("train --backend gpu", "unknown backend"),
         ("trian", "the nearest is train"),

@@ -68,6 +68,7 @@ LOOKS: dict[str, Look] = {
     "DCT as published, leverage": Look(SKY, "diamond"),
     "DCT, channel order, signs, leverage": Look(RED, "square"),
     "DCT, channel order, signs, leverage, alpha fixed": Look(RED, "square", DASH_DOT, filled=False),
+    "DCT, channel order, signs, leverage of 7,100 steps": Look(ORANGE, "diamond", DASH_DOT),
     "DCT, channel order, signs, alpha 0.3": Look(GREEN, "triangle-left", LONG_DASHED),
     "DCT, channel order, signs, alpha 0.1": Look(ORANGE, "triangle-right", LONG_DASHED),
     "DCT, channel order, signs, alpha 0.03": Look(GREY, "pentagon", LONG_DASHED),

@@ -37,6 +37,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from dctps.base.registry import unknown
 from dctps.core.offsets import Offset
 from dctps.core.patch_offset import BLOCK, PatchOffset
 from dctps.core.transforms import Walsh
@@ -109,6 +110,18 @@ class Leverage:
         if not (0 < self.lr < math.inf and 0 < self.steps < math.inf):
             raise ValueError(f"a learning rate and a number of steps are positive, not {self.lr} and {self.steps}")
 
+    @classmethod
+    def parse(cls, name: str) -> "Leverage":
+        """Return the rule that is written "leverage/LR/STEPS"; raise ValueError if it is not written so."""
+        try:
+            _, lr, steps = name.split("/")
+            return cls(float(lr), int(steps))
+        except ValueError as error:
+            raise ValueError(
+                f"alpha {name!r}: leverage for a training of its own is written leverage/LR/STEPS, with a positive "
+                "learning rate and a positive number of steps, as in leverage/3e-4/50000"
+            ) from error
+
     @property
     def reach(self) -> float:
         """How far a value of S gets from zero in the training: C lr sqrt(steps)."""
@@ -125,3 +138,12 @@ PERSISTENCE = 2.0  # C, as measured (docs/offsets.md)
 PAPER = "paper"
 ALPHAS: dict[str, Rule] = {PAPER: _paper, "exact": _exact, "preserve": _preserve, "leverage": Leverage()}
 """The rules for the initial alpha by name: functions of a `ScaledLayer` that return a number."""
+
+
+def named_rule(name: str) -> Rule:
+    """Return the rule of a name: an entry of `ALPHAS`, or leverage/LR/STEPS for a `Leverage(lr, steps)`."""
+    if name.startswith("leverage/"):
+        return Leverage.parse(name)
+    if name not in ALPHAS:
+        raise ValueError(unknown("alpha", name, ALPHAS, ", or leverage/LR/STEPS"))
+    return ALPHAS[name]

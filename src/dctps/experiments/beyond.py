@@ -114,6 +114,10 @@ BYTES: dict[str, Changes] = {
 }
 
 
+# the rule for the 7,100 steps that `scale_longer` has at laptop scale
+OVER_ALL_STEPS, OVER_ALL = f"{SIGNED_LEVERAGE} of 7,100 steps", {**_LEVERAGE, "alpha": "leverage/0.001/7100"}
+
+
 def scale_of_d(scale: Scale) -> Cells:
     yield from lines_of(NARROW, {**SCALES, **CONTROLS}, (0.01, 0.001, 0.0002), scale)
     yield from lines_of(LENET, UNNORMALISED_LINES, (0.01, 0.005), scale)
@@ -127,7 +131,7 @@ def bytes_of_files(scale: Scale) -> Cells:
 def scale_longer(scale: Scale) -> Cells:
     """Yield ten times longer trainings, to see how much of the distance stays."""
     lines = {line: SCALES[line] for line in (PUBLISHED, SIGNED, SIGNED_LEVERAGE)}
-    yield from lines_of(NARROW, lines, (0.001,), scale)
+    yield from lines_of(NARROW, {**lines, OVER_ALL_STEPS: OVER_ALL}, (0.001,), scale)
 
 
 # --- the places of S, and other offsets ------------------------------------------------------------------------------

@@ -1,7 +1,8 @@
 """The initial alpha of each layer of a network: what `sparsify(alpha=)` accepts.
 
     a number    a factor on the alpha of the rule "paper", which is 1 unless the network states its norms (see below)
-    a rule      a name in `ALPHAS` (core/alphas.py), or a `Leverage` with a learning rate and a number of steps
+    a rule      a name in `ALPHAS` (core/alphas.py), or a `Leverage` with a learning rate and a number of steps,
+                which can be written leverage/LR/STEPS
     a mapping   from layer names or patterns to alphas; the first match counts, and layers without one follow "paper"
     a function  that takes the name of a layer and its offset, and returns its alpha
 
@@ -16,8 +17,7 @@ from collections.abc import Callable, Mapping
 
 from torch import nn
 
-from dctps.base.registry import lookup
-from dctps.core.alphas import ALPHAS, PAPER, Leverage, Rule, ScaledLayer
+from dctps.core.alphas import ALPHAS, PAPER, Leverage, Rule, ScaledLayer, named_rule
 from dctps.core.offsets import Offset
 from dctps.nn.tracing import rescaled_layers
 
@@ -40,8 +40,7 @@ def choose_alphas(
         return _by_pattern(alpha, model, offsets)
     if callable(alpha) and not isinstance(alpha, Leverage):
         return {name: _number(alpha(name, offset), name) for name, offset in offsets.items()}
-    named = lookup(ALPHAS, alpha if isinstance(alpha, str) else PAPER, "alpha")
-    rule = alpha if isinstance(alpha, Leverage) else named
+    rule = alpha if isinstance(alpha, Leverage) else named_rule(alpha if isinstance(alpha, str) else PAPER)
     factor = 1.0 if isinstance(alpha, str | Leverage) else _number(alpha)
     facts = _facts(model, offsets, counts or {})
     return {name: factor * _apply(rule, name, layer) for name, layer in facts.items()}

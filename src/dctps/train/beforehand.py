@@ -8,7 +8,7 @@ from dctps.base import user_code
 from dctps.base.extras import require
 from dctps.base.registry import lookup
 from dctps.core.allocation import ALLOCATIONS
-from dctps.core.alphas import ALPHAS
+from dctps.core.alphas import named_rule
 from dctps.core.offsets import TransformOffset
 from dctps.methods.pruning import METHODS
 from dctps.methods.subspace.projections import PROJECTIONS
@@ -34,7 +34,7 @@ def _check_names(settings: Settings) -> None:
         TransformOffset.parse(settings.offset)
     lookup(ALLOCATIONS, settings.allocation, "allocation")
     if isinstance(settings.alpha, str):
-        lookup(ALPHAS, settings.alpha, "alpha")
+        named_rule(settings.alpha)
     if settings.method is not None and not user_code.names_function(settings.method):
         lookup({**METHODS, IMP: None}, settings.method, "method")
     if settings.projection is not None:

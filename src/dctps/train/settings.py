@@ -100,7 +100,8 @@ class Settings:
     """Fraction of the channels of BatchNorm whose scale and shift train. None trains all of them."""
     alpha: float | str = "leverage"
     """Initial scale alpha of the offset: a number (published: 1), or one of the rules:
-    paper, exact, preserve and leverage."""
+    paper, exact, preserve and leverage.
+    leverage is for 1,000 steps at the learning rate 1e-3; leverage/LR/STEPS is the same rule for another training."""
     train_alpha: bool = True
     """Train alpha together with the weights."""
     frozen: Literal["values", "norms"] | None = None

@@ -14,6 +14,7 @@ from dctps.analysis.looks import PRESERVE
 from dctps.experiments.beyond import (
     CONTROLS,
     DEFAULT,
+    FROZEN,
     HADAMARD_LEVERAGE,
     OFFSET_LINES,
     PLACES,
@@ -27,6 +28,10 @@ from dctps.experiments.beyond import (
 )
 from dctps.experiments.paper import DENSE, OURS, PRUNING, RANDOM, RULES
 
+WHOLE_GROUPS: dict[str, Sequence[str]] = {
+    "fixed supports": ("Random (EPL)", *PRUNING, "DCTpS", DEFAULT, FROZEN),
+    "rewired supports": (*OURS, f"{DEFAULT} + RigL"),
+}
 GROUPS: dict[str, dict[str, Sequence[str]]] = {  # experiment -> title of the part -> its lines
     "resnet50-vgg19": {"fixed supports": (*RANDOM, *PRUNING, "DCTpS"), "rewired supports": OURS},
     "allocations": {
@@ -48,10 +53,8 @@ GROUPS: dict[str, dict[str, Sequence[str]]] = {  # experiment -> title of the pa
         "fixed places": list(PLACES),
         **{f"moved by {end[3:]}": ["random", *(f"{name}{end}" for name in PLACES)] for end in REWIRED if end},
     },
-    "vgg19": {
-        "fixed supports": ("Random (EPL)", *PRUNING, "DCTpS", DEFAULT),
-        "rewired supports": (*OURS, f"{DEFAULT} + RigL"),
-    },
+    "vgg19": WHOLE_GROUPS,
+    "resnet18": WHOLE_GROUPS,
 }
 
 
