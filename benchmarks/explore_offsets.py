@@ -1,39 +1,25 @@
 """Offsets that are not in the library, on the narrow ResNet18 of `dctps reproduce scale`: is one worth being added?
 
 Each offset is trained like the line "DCT, channel order, signs, leverage" at 0.1 %: the same places, images, steps and
-rule for alpha. D is held as a matrix, since nothing but the accuracy is asked here. A line that the table has already
-is not trained again, so the command can be stopped and goes on where it was.
+rule for alpha. D is held as a matrix, since nothing but the accuracy is asked here.
 
     python benchmarks/explore_offsets.py                   # one seed
-    python benchmarks/explore_offsets.py --seeds 0 1 2 --offsets dct_signed taps
+    python benchmarks/explore_offsets.py --seeds 0 1 2 --lines dct_signed taps
 """
 
-import argparse
-import csv
-import itertools
 import math
 from collections.abc import Callable
-from pathlib import Path
 
-import table
+import explore
 import torch
 from torch import Tensor
 
 import dctps
-from dctps.base.machine import flushed_denormals
 from dctps.core.offsets import OffsetLike
 from dctps.core.random import Stream
-from dctps.data.batches import Batches
-from dctps.experiments.beyond import SIGNED_LEVERAGE
-from dctps.experiments.catalogue import EXPERIMENTS
-from dctps.train.images import RunBatches, load
-from dctps.train.optimise import build_optimiser
-from dctps.train.processes import Processes
+from dctps.data.dataset import Dataset
 from dctps.train.settings import Settings
-from dctps.train.setup import build
 
-NAME, HEADER = "explore-offsets", ["offset", "density", "seed", "best validation", "best epoch", "test at best"]
-CPU, DENSITY = torch.device("cpu"), 1e-3
 Shape = tuple[int, ...]
 
 
@@ -109,64 +95,16 @@ OFFSETS: dict[str, OffsetLike] = {
 }
 
 
-def settings_of(seed: int) -> Settings:
-    experiment = EXPERIMENTS["scale"]
-    cells = experiment.cells(experiment.scale("laptop"))
-    (found,) = [
-        cell.settings
-        for cell in cells
-        if (cell.line, cell.settings.density, cell.settings.seed) == (SIGNED_LEVERAGE, DENSITY, seed)
-    ]
-    return found
-
-
-@torch.no_grad()
-def accuracy(model: torch.nn.Module, batches: Batches) -> float:
-    model.eval()
-    hits, count = 0, 0
-    for images, labels in batches.epoch(0):
-        hits, count = hits + int((model(images).argmax(1) == labels).sum()), count + len(labels)
-    return hits / count
-
-
-def train(offset: OffsetLike, settings: Settings) -> list[object]:
-    """Best validation accuracy, its epoch, and the test accuracy there."""
-    dataset = load(settings)
-    batches = RunBatches.of(dataset, settings, CPU, Processes())
+def train(line: str, settings: Settings) -> list[object]:
+    """Return the best validation accuracy, its epoch, and the test accuracy there."""
     options = {"alpha": settings.alpha, "allocation": settings.allocation, "seed": settings.seed, "backend": "dense"}
-    model = dctps.sparsify(build(settings, dataset, CPU), settings.density, offset=offset, **options)
-    optimiser, best = build_optimiser(model, settings), (-1.0, 0, 0.0)
-    for epoch in range(settings.epochs):
-        model.train()
-        for images, labels in batches.training.epoch(epoch):
-            optimiser.zero_grad()
-            torch.nn.functional.cross_entropy(model(images), labels).backward()
-            optimiser.step()
-        validation = accuracy(model, batches.validation)
-        if validation > best[0]:
-            best = validation, epoch + 1, accuracy(model, batches.test)
-    return list(best)
 
+    def make(dataset: Dataset) -> explore.Trained:
+        net = explore.network(settings, dataset)
+        return explore.Trained(dctps.sparsify(net, settings.density, offset=OFFSETS[line], **options))
 
-def rows_of(path: Path) -> list[list[object]]:
-    """The rows that the table has, without their origin."""
-    return [row[: len(HEADER)] for row in list(csv.reader(path.open()))[1:]] if path.exists() else []
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--offsets", nargs="+", choices=OFFSETS, default=list(OFFSETS))
-    given = parser.parse_args()
-    rows = rows_of(table.RESULTS / f"bench-{NAME}.csv")
-    for seed, name in itertools.product(given.seeds, given.offsets):
-        if [name, str(DENSITY), str(seed)] in [[str(cell) for cell in row[:3]] for row in rows]:
-            continue
-        with flushed_denormals():
-            rows.append([name, DENSITY, seed, *train(OFFSETS[name], settings_of(seed))])
-        print(*rows[-1], flush=True)
-        table.write(NAME, HEADER, rows)
+    return explore.fit(settings, make)
 
 
 if __name__ == "__main__":
-    main()
+    explore.main("explore-offsets", __doc__, OFFSETS, train)

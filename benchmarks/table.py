@@ -15,15 +15,32 @@ RESULTS = Path(__file__).parents[1] / "results"
 
 def write(name: str, header: Sequence[str], rows: Sequence[Sequence[object]]) -> Path:
     """Write a table of this name in place of an earlier one; returns its path."""
-    origin = {"cpu": cpu(), "torch": torch.__version__, "commit": commit()}
-    path = RESULTS / f"bench-{name}.csv"
+    return _write(name, [*header, *_origin()], [[*row, *_origin().values()] for row in rows])
 
+
+def rows(name: str) -> list[list[str]]:
+    """Return the rows of a table, each with its origin; none if there is no such table."""
+    return list(csv.reader(_path(name).open()))[1:] if _path(name).exists() else []
+
+
+def add(name: str, header: Sequence[str], row: Sequence[object]) -> Path:
+    """Add a row to a table; the rows that are there keep their origin."""
+    return _write(name, [*header, *_origin()], [*rows(name), [*row, *_origin().values()]])
+
+
+def _path(name: str) -> Path:
+    return RESULTS / f"bench-{name}.csv"
+
+
+def _origin() -> dict[str, object]:
+    return {"cpu": cpu(), "torch": torch.__version__, "commit": commit()}
+
+
+def _write(name: str, header: Sequence[str], whole: Sequence[Sequence[object]]) -> Path:
     def fill(part: Path) -> None:
         with part.open("w", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerow([*header, *origin])
-            writer.writerows([*row, *origin.values()] for row in rows)
+            csv.writer(file).writerows([header, *whole])
 
-    write_atomically(path, fill)
-    print(f"written: {path}")
-    return path
+    write_atomically(_path(name), fill)
+    print(f"written: {_path(name)}")
+    return _path(name)
