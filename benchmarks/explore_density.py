@@ -59,7 +59,7 @@ def train(line: str, settings: Settings) -> list[object]:
         alphas = {row.name: row.alpha for row in at_the_end}
         dctps.sparsify(model, FACTORS[line] * explore.DENSITY, alpha=alphas, **options)
         shrink = Shrinking(model, {row.name: row.nnz for row in at_the_end})
-        return explore.Trained(model, shrink, 0.0 if FACTORS[line] == 1 else LAST)
+        return explore.Trained(model, shrink, whole_from=0.0 if FACTORS[line] == 1 else LAST)
 
     return explore.fit(settings, make)
 

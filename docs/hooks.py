@@ -1,8 +1,8 @@
 """What is written into the pages of docs/, and the copies of them that become a site.
 
-`python docs/hooks.py` writes the help of each command into its page, and the entry of each public name into api.md,
-between two comments, so that the pages can be read where they lie, too. With --check it writes nothing, and fails if a
-page is out of date.
+`python docs/hooks.py` writes the help of each command into its page, the entry of each public name into api.md, and
+tables of runs into the pages that ask for them, between two comments, so that the pages can be read where they lie,
+too. With --check it writes nothing, and fails if a page is out of date.
 
 `python docs/hooks.py --site` copies the pages to build/pages, with the figures of results/, for the generator of the
 site. Links to files outside docs/ would lead nowhere there, so they become plain text. The generator finds links to
@@ -25,6 +25,7 @@ from dctps.cli import main  # imported after the variables are set: they make th
 DOCS = Path(__file__).parent
 HELP = re.compile(r"(?P<start><!-- help (?P<of>[a-z ]+) -->\n).*?(?P<end><!-- end of help -->)", re.DOTALL)
 API = re.compile(r"(?P<start><!-- api (?P<of>\w+) -->\n).*?(?P<end><!-- end of api -->)", re.DOTALL)
+TABLE = re.compile(r"(?P<start><!-- table (?P<of>[^>]+) -->\n).*?(?P<end><!-- end of table -->)", re.DOTALL)
 FIGURE = re.compile(r"(?P<start>\[[^\]]*\]\()\.\./results/(?=[^)]*\.png\))")  # shown or linked, in a page of docs/
 OUTSIDE = re.compile(r"(?<!!)\[(?P<text>[^\]]+)\]\((?:\.\./)+(?P<path>[^)]+)\)")
 BLOCK = re.compile(r"^( *)```.*?^\1```$|`[^`\n]+`", re.DOTALL | re.MULTILINE)  # code, which has no links
@@ -35,10 +36,11 @@ LINK = re.compile(r"\]\((?P<target>[^)#\s]+)[^)]*\)")
 
 
 def filled(markdown: str) -> str:
-    """Return a page with the help that commands print now, and the entries of public names as they are now."""
-    from reference import entry  # beside this file
+    """Return a page with the help that commands print now, the entries of public names, and the tables of runs."""
+    from reference import entry  # both are beside this file
+    from tables import table
 
-    return _fill(API, _fill(HELP, markdown, _help), entry)
+    return _fill(TABLE, _fill(API, _fill(HELP, markdown, _help), entry), table)
 
 
 def _fill(mark: re.Pattern[str], markdown: str, text: Callable[[str], str]) -> str:
@@ -55,7 +57,7 @@ def _help(command: str) -> str:
 
 def update(check: bool) -> int:
     """Write the texts into all pages, or only say which pages are out of date; return the exit code."""
-    old = {page: page.read_text() for page in [DOCS / "api.md", *sorted((DOCS / "commands").glob("*.md"))]}
+    old = {page: page.read_text() for page in sorted(DOCS.rglob("*.md"))}
     new = {page: filled(text) for page, text in old.items()}
     changed = [page for page in old if old[page] != new[page]]
     for page in changed:

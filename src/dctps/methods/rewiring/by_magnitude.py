@@ -72,13 +72,17 @@ class ByMagnitude(Rewiring):
 
     def _decide_layer(self, name: str, iteration: int, count: int) -> Move | None:
         layer, positions = self.layers[name], positions_of(self.layers[name])
-        magnitudes = magnitudes_of(name, layer)
+        importance = self._importance(name, iteration)
         kept = np.zeros(layer.nnz, dtype=bool)
-        kept[largest(magnitudes, layer.nnz - count, derive_seed(self.seed, f"{name}/{iteration}/drop"))] = True
+        kept[largest(importance, layer.nnz - count, derive_seed(self.seed, f"{name}/{iteration}/drop"))] = True
         grown = self._grow(name, kept, count, derive_seed(self.seed, f"{name}/{iteration}/grow"))
         if grown is None:
             return None
         return Move(np.sort(np.concatenate([positions[kept], grown])), np.ones(layer.nnz, dtype=bool))
+
+    def _importance(self, name: str, iteration: int) -> npt.NDArray[np.float64]:
+        """Return a number for each weight of a layer; those with the smallest are dropped."""
+        return magnitudes_of(name, self.layers[name])
 
     def _grow(self, name: str, kept: npt.NDArray[np.bool_], count: int, seed: int) -> Int64 | None:
         """Choose `count` positions that are not kept, dropped ones among them; None leaves the layer as it is."""
