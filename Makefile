@@ -82,7 +82,7 @@ lint: $(VENV)/.dev  ## format and lint, without changing anything
 types: $(VENV)/.dev  ## mypy, strict
 	$(BIN)/mypy
 
-help-pages: $(VENV)/.dev  ## writes the help of the commands and the docstrings of public names into pages of docs/
+help-pages: $(VENV)/.dev  ## writes the help of the commands, docstrings of public names and tables of runs into pages of docs/
 	$(BIN)/python docs/hooks.py
 
 docs: $(VENV)/.dev  ## the pages of docs/ as a site in build/site; a broken link is an error

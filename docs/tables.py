@@ -1,11 +1,13 @@
 """Tables of pages, made from the tables of runs in results/, so that a page has no number that a table has not.
 
     <!-- table scale-laptop: accuracies of ResNet18, CIFAR-10 -->
+    <!-- table bytes-laptop: bytes of ResNet18, CIFAR-10 -->
     <!-- table scale-laptop: differences to no offset of ResNet18, CIFAR-10 -->
     <!-- table scale-laptop: epochs 1 5 10 at 0.001 of ResNet18, CIFAR-10 -->
 
-`accuracies` are those on the test images at the epoch of the best validation accuracy, `differences` are those of runs
-with the same density and seed, and `epochs` have validation accuracies. All are in percent: mean and deviation over the
+`accuracies` are those on the test images at the epoch of the best validation accuracy, `bytes` has them beside the size
+of the network's file, `differences` are those of runs with the same density and seed, and `epochs` have validation
+accuracies. All are in percent: mean and deviation over the
 seeds, and the number of seeds where it is not three. A line without results is left out.
 """
 
@@ -21,8 +23,8 @@ from dctps.experiments.summary import over_seeds
 
 RESULTS = Path(__file__).parents[1] / "results"
 REQUEST = re.compile(
-    r"(?P<name>\S+): (?P<what>accuracies|differences to (?P<base>.+?)|epochs (?P<epochs>[\d ]+?)( at (?P<at>[\d.]+))?)"
-    r" of (?P<panel>.+)"
+    r"(?P<name>\S+): (?P<what>accuracies|bytes|differences to (?P<base>.+?)"
+    r"|epochs (?P<epochs>[\d ]+?)( at (?P<at>[\d.]+))?) of (?P<panel>.+)"
 )
 SEEDS = 3  # what a table does not mention
 Cells = Mapping[tuple[str, Any], str]  # by line and column
@@ -41,6 +43,8 @@ def table(request: str) -> str:
     values = [(r.line, r.density or 1.0, r.seed, r.test_at_best) for r in rows if r.status == DONE]
     if asked["base"]:
         return _markdown(_cells(_differences(values, asked["base"]), "{:+.1f}"), percent)
+    if asked["what"] == "bytes":
+        return _bytes([row for row in rows if row.status == DONE])
     cells = {(r.line, r.density or 1.0): "collapsed" for r in rows if r.status == COLLAPSED} | _cells(values)
     places = dict.fromkeys((r.line, r.density or 1.0) for r in rows)
     return _markdown({place: cells[place] for place in places if place in cells}, percent)
@@ -70,6 +74,21 @@ def _epochs(name: str, panel: str, epochs: Sequence[int], density: float | None)
         return row.line if density is not None else f"{row.line}, {percent(row.density or 1.0)}"
 
     return _markdown(_cells([(title(r), r.epoch, r.seed, r.validation) for r in rows]), "epoch {}".format, epochs)
+
+
+def _bytes(rows: Sequence[Any]) -> str:
+    """Return a table with a row for each network, the largest file first."""
+    groups: dict[tuple[str, float], list[Any]] = {}
+    for row in rows:
+        groups.setdefault((row.line, row.density or 1.0), []).append(row)
+    sizes = {key: over_seeds(row.file_bytes for row in group).mean or 0.0 for key, group in groups.items()}
+    largest_first = sorted(groups, key=lambda key: -sizes[key])
+    body = [
+        f"| {line} | {percent(density)} | {sizes[line, density]:,.0f} "
+        f"| {_cell([100 * row.test_at_best for row in groups[line, density]], '{:.1f}')} |"
+        for line, density in largest_first
+    ]
+    return "\n".join(["|  | weights | file, bytes | test accuracy |", "|---|--:|--:|--:|", *body])
 
 
 def _cells(values: Iterable[Value], number: str = "{:.1f}") -> dict[tuple[str, Any], str]:

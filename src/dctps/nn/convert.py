@@ -88,7 +88,7 @@ def sparsify(
     adapters: whether to convert the layers of peft's adapters, too. By default they are an error, because an adapter
         must start at zero.
     all_kinds: whether other layers are converted, too: attention, transposed convolutions, recurrent cells, subclasses,
-        and all whose forward method reads `self.weight` (docs/offsets.md). They stay the objects that they are, and
+        and all whose forward method reads `self.weight` (docs/layers.md). They stay the objects that they are, and
         build alpha D + S in each forward pass.
     device: the device to which the whole network moves; by default it stays where it is, and meta tensors become real
         ones on the CPU.
