@@ -1,9 +1,11 @@
 """Is a weight that has just grown dropped because it is new? The narrow ResNet18 of `dctps reproduce scale`, at 0.1 %.
 
-A value that moves by steps of one size has |s| about proportional to the square root of its age (docs/offsets.md). RigL
-and SET drop the smallest |s|, and so the youngest. The lines "by age" drop the smallest |s| / sqrt(steps since it grew)
-instead. Images, steps, offset, alphas and first places are those of the line "DCT, channel order, signs, leverage";
-weights move every 20 steps, as in `dctps reproduce places`.
+A value that moves by independent steps of one size has |s| about proportional to the square root of its age
+(docs/offsets.md). RigL and SET drop the smallest |s|, and so rather the young. The lines "by age" drop the smallest
+|s| / sqrt(steps since it grew) instead. That does not make ages equal: Adam's moments of a new value start at zero, so
+its first steps are larger, and old values are those that were never among the smallest. Images, steps, offset, alphas
+and first places are those of the line "DCT, channel order, signs, leverage"; weights move every 20 steps, as in `dctps
+reproduce places`.
 
     python benchmarks/explore_rewiring.py                   # one seed
     python benchmarks/explore_rewiring.py --seeds 0 1 2

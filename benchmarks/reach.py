@@ -1,8 +1,9 @@
 """How far do the values of S get from zero? The law |s| = C lr sqrt(T k) of docs/offsets.md, in trained networks.
 
-Each run of a folder that has a sparse network with an offset gives a row: the root mean square of its values at the
-epoch of the best validation accuracy, the square root of the sum of lr^2 over the steps until then (lr sqrt(T) for a
-constant learning rate), and their quotient C.
+Each training by Adam in a folder of runs that has a sparse network with an offset, whose values train and stay at their
+places, gives a row: the root mean square of its values at the epoch of the best validation accuracy, the square root of
+the sum of lr^2 over the steps until then (lr sqrt(T) for a constant learning rate lr of the values), and their quotient
+C.
 
     python benchmarks/reach.py --runs runs
 """
@@ -15,6 +16,7 @@ import table
 import torch
 from safetensors.torch import load_file
 
+from dctps.experiments.cells import TRAIN
 from dctps.experiments.results import Row, read
 from dctps.experiments.status import DONE
 from dctps.train.images import RunBatches, load
@@ -51,12 +53,20 @@ def root_mean_square(file: Path) -> float:
     return float(values.double().square().mean().sqrt())
 
 
+def is_meant(found: Row) -> bool:
+    """Return whether the law is about a run."""
+    s = found.settings
+    if found.status != DONE or found.task != TRAIN or not s.density or not s.offset:
+        return False
+    return s.optimizer == "adam" and s.projection is None and s.frozen is None and s.rewire is None
+
+
 def row_of(found: Row) -> list[object]:
     """Return the row of a run."""
-    run = Run(found.folder)
-    s = run.settings()
+    run, s = Run(found.folder), found.settings
     epochs, steps = found.content["accuracy"]["best_epoch"] + 1, steps_per_epoch(s)
-    travelled = math.sqrt(steps * sum(learning_rate(s, epoch) ** 2 for epoch in range(epochs)))
+    factor = (s.values_lr or s.lr) / s.lr
+    travelled = factor * math.sqrt(steps * sum(learning_rate(s, epoch) ** 2 for epoch in range(epochs)))
     rms = root_mean_square(run.best)
     shown = [f"{number:.4g}" for number in (travelled, rms, rms / travelled)]
     return [found.id, s.model, s.width, s.offset, s.alpha, s.density, s.seed, epochs, epochs * steps, *shown]
@@ -65,10 +75,9 @@ def row_of(found: Row) -> list[object]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=Path, default=Path("runs"))
-    found = [row for row in read(parser.parse_args().runs).rows if row.status == DONE]
-    trained = [(row, Run(row.folder).settings()) for row in found]
-    rows = [row_of(row) for row, s in trained if s.density and s.offset and not s.frozen and not s.rewire]
-    for row in sorted(rows, key=lambda row: [str(cell) for cell in row[1:7]]):
+    rows = [row_of(row) for row in read(parser.parse_args().runs).rows if is_meant(row)]
+    rows.sort(key=lambda row: [str(cell) for cell in row[1:7]])
+    for row in rows:
         print(*row)
     table.write(NAME, HEADER, rows)
 

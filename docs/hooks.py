@@ -23,9 +23,11 @@ os.environ |= {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}
 from dctps.cli import main  # imported after the variables are set: they make the help 100 columns wide, without colours
 
 DOCS = Path(__file__).parent
-HELP = re.compile(r"(?P<start><!-- help (?P<of>[a-z ]+) -->\n).*?(?P<end><!-- end of help -->)", re.DOTALL)
-API = re.compile(r"(?P<start><!-- api (?P<of>\w+) -->\n).*?(?P<end><!-- end of api -->)", re.DOTALL)
-TABLE = re.compile(r"(?P<start><!-- table (?P<of>[^>]+) -->\n).*?(?P<end><!-- end of table -->)", re.DOTALL)
+OLD = r"(?:(?!<!-- ).)*"  # what stands between two comments, and is replaced
+HELP = re.compile(rf"(?P<start><!-- help (?P<of>[a-z ]+) -->\n){OLD}(?P<end><!-- end of help -->)", re.DOTALL)
+API = re.compile(rf"(?P<start><!-- api (?P<of>\w+) -->\n){OLD}(?P<end><!-- end of api -->)", re.DOTALL)
+TABLE = re.compile(rf"(?P<start><!-- table (?P<of>[^>]+) -->\n){OLD}(?P<end><!-- end of table -->)", re.DOTALL)
+COMMENT = re.compile(r"^<!-- (?:help|api|table|end of) .*$", re.MULTILINE)
 FIGURE = re.compile(r"(?P<start>\[[^\]]*\]\()\.\./results/(?=[^)]*\.png\))")  # shown or linked, in a page of docs/
 OUTSIDE = re.compile(r"(?<!!)\[(?P<text>[^\]]+)\]\((?:\.\./)+(?P<path>[^)]+)\)")
 BLOCK = re.compile(r"^( *)```.*?^\1```$|`[^`\n]+`", re.DOTALL | re.MULTILINE)  # code, which has no links
@@ -40,6 +42,8 @@ def filled(markdown: str) -> str:
     from reference import entry  # both are beside this file
     from tables import table
 
+    if unpaired := len(COMMENT.findall(markdown)) - 2 * sum(len(m.findall(markdown)) for m in (HELP, API, TABLE)):
+        raise ValueError(f"{unpaired} comments of a page stand alone: {', '.join(COMMENT.findall(markdown))}")
     return _fill(TABLE, _fill(API, _fill(HELP, markdown, _help), entry), table)
 
 

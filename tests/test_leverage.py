@@ -7,10 +7,11 @@ import torch
 from torch import nn
 
 import dctps
-from dctps.core.alphas import PERSISTENCE, ScaledLayer
+from dctps.core.alphas import PERSISTENCE, ScaledLayer, named_rule
 from dctps.core.offsets import OFFSETS
 from dctps.models import MODELS, build
 from dctps.nn.tracing import rescaled_layers
+from dctps.train.settings import Settings, run_id
 
 
 def rescaled(net: nn.Module) -> list[str]:
@@ -143,10 +144,31 @@ def test_a_training_of_its_own_can_be_written_as_a_name():
     assert named == made
 
 
-@pytest.mark.parametrize("name", ["leverage/", "leverage/1e-3", "leverage/0/9", "leverage/1e-3/1.5", "leverage/1/2/3"])
+def test_a_name_is_read_and_written():
+    for rule in (dctps.Leverage(), dctps.Leverage(3e-4, 50_000), dctps.Leverage(lr=1e-2)):
+        assert named_rule(rule.name) == rule
+    assert (dctps.Leverage().name, dctps.Leverage(3e-4, 50_000).name) == ("leverage", "leverage/0.0003/50000")
+
+
+def test_one_rule_is_one_run():
+    names = ("leverage", "leverage/1e-3/1000", "leverage/0.001/1_000")
+    assert len({run_id(Settings(density=0.1, alpha=name)) for name in names}) == 1
+    assert run_id(Settings(density=0.1, alpha="leverage/1e-3/1001")) != run_id(Settings(density=0.1))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("leverage/", "leverage/1e-3", "leverage/0/9", "leverage/1e-3/1.5", "leverage/1/2/3", "leverage/nan/5"),
+        *("leverage/1e-60/5", f"leverage/1e-3/{10**400}"),
+    ],
+)
 def test_bad_names_of_trainings(name):
-    with pytest.raises(ValueError, match=f"alpha '{name}': leverage for a training of its own is written leverage/LR"):
+    message = f"alpha '{name}': leverage for a training of its own is written leverage/LR"
+    with pytest.raises(ValueError, match=message):
         dctps.sparsify(build("lenet"), 0.05, alpha=name)
+    with pytest.raises(ValueError, match=message):
+        Settings(density=0.1, alpha=name)
 
 
 def test_meta_networks_have_the_same_alphas():

@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib.util
+import runpy
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,9 @@ def row(line, density, seed, accuracy, status="done", size=1000, kind=TrainingRo
 
 ROWS = [
     row("prune", 0.01, 0, None, status="collapsed"),
+    row("force", 0.01, 0, 0.2),
+    row("force", 0.01, 1, None, status="collapsed"),
+    row("force", 0.01, 2, 0.2),
     *(row("base", 0.01, seed, accuracy) for seed, accuracy in enumerate((0.2, 0.3, 0.4))),
     *(row("ours", 0.01, seed, accuracy, size=2000) for seed, accuracy in enumerate((0.3, 0.5, 0.7))),
     row("base", 0.001, 0, 0.1, size=10),
@@ -53,7 +57,8 @@ def test_accuracies_are_means_over_seeds(tables, tmp_path):
     write_sheet(ROWS, tmp_path / "runs.csv")
     assert tables.table("runs: accuracies of net, data").splitlines() == [
         *HEAD.splitlines(),
-        "| prune | collapsed |  |",
+        "| prune | collapsed (1 seed) |  |",
+        "| force | 20.0 ± 0.0 (1 collapsed) |  |",
         "| base | 30.0 ± 10.0 | 10.0 (1 seed) |",
         "| ours | 50.0 ± 20.0 | 20.0 ± 7.1 (2 seeds) |",
     ]
@@ -63,6 +68,7 @@ def test_differences_are_between_runs_of_the_same_seed(tables, tmp_path):
     write_sheet(ROWS, tmp_path / "runs.csv")
     assert tables.table("runs: differences to base of net, data").splitlines() == [
         *HEAD.splitlines(),
+        "| force | -10.0 ± 14.1 (2 seeds) |  |",
         "| ours | +20.0 ± 10.0 | +15.0 (1 seed) |",
     ]
 
@@ -71,6 +77,7 @@ def test_files_come_from_the_largest_down(tables, tmp_path):
     write_sheet(ROWS, tmp_path / "runs.csv")
     assert [line.split(" | ")[:3] for line in tables.table("runs: bytes of net, data").splitlines()[2:]] == [
         ["| ours", "1 %", "2,000"],
+        ["| force", "1 %", "1,000"],
         ["| base", "1 %", "1,000"],
         ["| ours", "0.1 %", "20"],
         ["| base", "0.1 %", "10"],
@@ -101,7 +108,27 @@ def test_a_table_that_does_not_exist_is_an_error(tables, tmp_path, request_):
         tables.table(request_)
 
 
-def test_a_panel_without_rows_is_an_error(tables, tmp_path):
+EMPTY = {
+    "runs: accuracies of nets": r"results/runs\.csv has no results of nets",
+    "none: accuracies of net, data": r"none\.csv",
+    "runs: differences to bases of net, data": "no seed has a difference; there are the lines prune, force, base, ours",
+    "runs: epochs 1 99 at 0.01 of net, data": "there are no results of epoch 99 at this density",
+    "runs: epochs 1 at 0.5 of net, data": "there are no results of epoch 1 at this density",
+}
+
+
+@pytest.mark.parametrize("name", EMPTY)
+def test_an_empty_table_is_an_error(tables, tmp_path, name):
     write_sheet(ROWS, tmp_path / "runs.csv")
-    with pytest.raises(ValueError, match=r"results/runs\.csv has no rows of nets"):
-        tables.table("runs: accuracies of nets")
+    write_sheet([row("ours", 0.01, 0, None, kind=EpochRow, epoch=1, validation=0.5)], tmp_path / "runs-epochs.csv")
+    with pytest.raises(ValueError, match=EMPTY[name]):
+        tables.table(name)
+
+
+def test_a_comment_without_its_end_is_an_error(monkeypatch):
+    monkeypatch.syspath_prepend(FILE.parent)
+    filled = runpy.run_path(str(FILE.with_name("hooks.py")))["filled"]
+    request = "<!-- table scale-laptop: accuracies of LeNet-5, CIFAR-10 -->\n"
+    with pytest.raises(ValueError, match="1 comments of a page stand alone"):
+        filled(f"{request}prose\n\n{request}<!-- end of table -->\n")
+    assert "| no offset |" in filled(f"{request}<!-- end of table -->\n")

@@ -100,6 +100,8 @@ def _preserve(layer: ScaledLayer) -> float:
 class Leverage:
     """The rule `leverage` for a training of `steps` steps of Adam at the learning rate `lr` (docs/offsets.md).
 
+    `alpha="leverage/3e-4/50000"` is another way to write `alpha=Leverage(3e-4, 50_000)`.
+
     Where the network does not set the scale elsewhere, alpha sets the size of the signal, and stays what `paper` says.
     """
 
@@ -107,20 +109,27 @@ class Leverage:
     steps: int = 1000
 
     def __post_init__(self) -> None:
-        if not (0 < self.lr < math.inf and 0 < self.steps < math.inf):
+        if not (LEAST < self.lr < math.inf and 0 < self.steps < MOST):
             raise ValueError(f"a learning rate and a number of steps are positive, not {self.lr} and {self.steps}")
 
     @classmethod
     def parse(cls, name: str) -> "Leverage":
         """Return the rule that is written "leverage/LR/STEPS"; raise ValueError if it is not written so."""
         try:
-            _, lr, steps = name.split("/")
-            return cls(float(lr), int(steps))
-        except ValueError as error:
-            raise ValueError(
-                f"alpha {name!r}: leverage for a training of its own is written leverage/LR/STEPS, with a positive "
-                "learning rate and a positive number of steps, as in leverage/3e-4/50000"
-            ) from error
+            rule, lr, steps = name.split("/")
+            if rule == LEVERAGE:
+                return cls(float(lr), int(steps))
+        except ValueError:
+            pass
+        raise ValueError(
+            f"alpha {name!r}: leverage for a training of its own is written leverage/LR/STEPS, with a positive "
+            "learning rate and a positive whole number of steps, as in leverage/3e-4/50000"
+        )
+
+    @property
+    def name(self) -> str:
+        """The name of the rule, which `parse` reads; without numbers if they are the usual ones."""
+        return LEVERAGE if self == Leverage() else f"{LEVERAGE}/{self.lr}/{self.steps}"
 
     @property
     def reach(self) -> float:
@@ -135,14 +144,15 @@ class Leverage:
 
 
 PERSISTENCE = 2.0  # C, as measured (docs/offsets.md)
-PAPER = "paper"
-ALPHAS: dict[str, Rule] = {PAPER: _paper, "exact": _exact, "preserve": _preserve, "leverage": Leverage()}
+PAPER, LEVERAGE = "paper", "leverage"
+LEAST, MOST = 1e-30, 10**30  # of a learning rate and of a number of steps: beyond them alpha would be 0 or infinite
+ALPHAS: dict[str, Rule] = {PAPER: _paper, "exact": _exact, "preserve": _preserve, LEVERAGE: Leverage()}
 """The rules for the initial alpha by name: functions of a `ScaledLayer` that return a number."""
 
 
 def named_rule(name: str) -> Rule:
     """Return the rule of a name: an entry of `ALPHAS`, or leverage/LR/STEPS for a `Leverage(lr, steps)`."""
-    if name.startswith("leverage/"):
+    if name.startswith(f"{LEVERAGE}/"):
         return Leverage.parse(name)
     if name not in ALPHAS:
         raise ValueError(unknown("alpha", name, ALPHAS, ", or leverage/LR/STEPS"))

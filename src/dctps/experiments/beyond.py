@@ -114,8 +114,8 @@ BYTES: dict[str, Changes] = {
 }
 
 
-# the rule for the 7,100 steps that `scale_longer` has at laptop scale
-OVER_ALL_STEPS, OVER_ALL = f"{SIGNED_LEVERAGE} of 7,100 steps", {**_LEVERAGE, "alpha": "leverage/0.001/7100"}
+# the rule for 7,100 steps, as many as `scale_longer` has at laptop scale
+LONG_LEVERAGE: dict[str, Changes] = {f"{SIGNED_LEVERAGE} of 7,100 steps": {**_LEVERAGE, "alpha": "leverage/0.001/7100"}}
 
 
 def scale_of_d(scale: Scale) -> Cells:
@@ -131,7 +131,7 @@ def bytes_of_files(scale: Scale) -> Cells:
 def scale_longer(scale: Scale) -> Cells:
     """Yield ten times longer trainings, to see how much of the distance stays."""
     lines = {line: SCALES[line] for line in (PUBLISHED, SIGNED, SIGNED_LEVERAGE)}
-    yield from lines_of(NARROW, {**lines, OVER_ALL_STEPS: OVER_ALL}, (0.001,), scale)
+    yield from lines_of(NARROW, {**lines, **LONG_LEVERAGE}, (0.001,), scale)
 
 
 # --- the places of S, and other offsets ------------------------------------------------------------------------------
@@ -159,7 +159,7 @@ def places(scale: Scale) -> Cells:
 
 DEFAULT = "DCTpS, signs and leverage"  # what `sparsify` does when it is asked for nothing else
 REPEATED = ("DCTpS", "DCTpS + RigL", DEFAULT)  # the lines that have more than one seed
-FROZEN = f"{DEFAULT}, S frozen"  # a control: BatchNorm and the classifier learn alone
+FROZEN = f"{DEFAULT}, S frozen"  # a control: alphas, BatchNorm and the classifier learn alone
 WHOLE = ("Random (EPL)", "FORCE", "SynFlow", "RigL", *REPEATED, f"{DEFAULT} + RigL", FROZEN)
 
 

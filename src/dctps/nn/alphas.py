@@ -93,8 +93,9 @@ def _number(alpha: object, name: str | None = None) -> float:
         where = "alpha" if name is None else f"the alpha of layer {name!r}"
         rules = ", ".join(map(repr, ALPHAS))
         raise ValueError(
-            f"{where} cannot be {alpha!r}; it is a number, or for all layers: one of {rules}, a mapping from layer "
-            "names or patterns to numbers, or a function of the name of a layer and its offset"
+            f"{where} cannot be {alpha!r}; it is a number, or for all layers: one of {rules}, leverage/LR/STEPS, a "
+            "Leverage, a mapping from layer names or patterns to numbers, or a function of the name of a layer and its "
+            "offset"
         ) from None
 
 

@@ -77,8 +77,9 @@ def sparsify(
     allocation: the rule that shares the weights out among the layers, one of `ALLOCATIONS`.
     offset: the matrix D, by a name in `OFFSETS`, a `TransformOffset`, or an offset of your own; None for none. The
         paper has "dct" with alpha=1.
-    alpha: the initial scale of D: a number, the name of a rule in `ALPHAS`, a `Leverage`, numbers by layer name or
-        pattern, or a function. A number is a factor on 1, or on the scale that the network states, as Fixup does.
+    alpha: the initial scale of D: a number, the name of a rule in `ALPHAS`, a `Leverage` (or its name,
+        leverage/LR/STEPS), numbers by layer name or pattern, or a function. A number is a factor on 1, or on the scale
+        that the network states, as Fixup does.
     train_alpha: whether alpha trains, by default yes. W0 has no alpha unless this is True; it then starts at 1.
     seed: the seed of the supports. They follow from it alone: the default 0 gives the same supports in every call,
         whatever `torch.manual_seed` says.

@@ -35,14 +35,25 @@ FRACTIONS = ("norm_density", "rewire_until", "drop_fraction")
 
 
 def normalise_settings(settings: Any) -> None:
-    """Give all values their declared type, so that 1 and 1.0, 0.0 and -0.0, [1] and (1,), "none" and None are one."""
+    """Give all values their declared type, so that 1 and 1.0, 0.0 and -0.0, [1] and (1,), "none" and None are one.
+
+    The names of one rule for alpha are one, too.
+    """
     for field in dataclasses.fields(settings):
         hint, value = _hints(settings)[field.name], getattr(settings, field.name)
         if type(None) in typing.get_args(hint) and is_none(value):
             value = None
         if float in (hint, *typing.get_args(hint)) and type(value) in (int, float) and abs(value) < LARGEST:
             value = float(value) + 0.0
+        if field.name == "alpha" and isinstance(value, str) and value.startswith("leverage/"):
+            value = _rule_name(value)
         object.__setattr__(settings, field.name, tuple(value) if isinstance(value, list) else value)
+
+
+def _rule_name(alpha: str) -> str:
+    from dctps.core.alphas import Leverage  # here, because it loads torch, which a page of help does without
+
+    return Leverage.parse(alpha).name
 
 
 def normalise_paths(runtime: Any) -> None:
