@@ -51,14 +51,14 @@ def test_importance_is_the_magnitude_over_the_square_root_of_the_age(module):
     rewire = by_age(net, optimiser, stop=100, every=4, drop_fraction=0.5, decay="constant")
     grown = dict.fromkeys(layer.support.positions.tolist(), 0)  # iteration at which each weight grew
     for iteration in range(1, 13):
-        layer.values.data = torch.arange(1.0, layer.nnz + 1)
+        layer.values.data = 1 + torch.rand(layer.nnz)
         net(torch.ones(1, 20)).sum().backward()
-        before = layer.support.positions.tolist()
+        before, magnitudes = layer.support.positions.tolist(), layer.values.detach().clone()
         rewire.step()
         after = layer.support.positions.tolist()
         if iteration % 4 == 0:
             ages = torch.tensor([iteration - grown[position] for position in before])
-            importance = torch.arange(1.0, len(before) + 1) / ages.sqrt()
+            importance = magnitudes / ages.sqrt()
             kept = {before[i] for i in importance.topk(len(before) - len(before) // 2).indices.tolist()}
             assert kept <= set(after)
             grown = {position: grown[position] if position in kept else iteration for position in after}
