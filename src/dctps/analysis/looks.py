@@ -100,7 +100,7 @@ LOOKS: dict[str, Look] = {
     # whole trainings
     "DCTpS, signs and leverage": Look(RED, "pentagon"),
     "DCTpS, signs and leverage + RigL": Look(ORANGE, "diamond-tall"),
-    "DCTpS, signs and leverage, S frozen": Look(RED, "x", DOTTED),
+    "DCTpS, signs and leverage, S frozen": Look(GREY, "x", DOTTED),
 }
 PRESERVE = ", preserve"  # ends the names of lines whose alphas preserve the variance
 
