@@ -44,12 +44,13 @@ def table(request: str) -> str:
 
 
 def _rows(name: str, panel: str) -> list[Any]:
-    """Return the results of a panel: a row for each run that is done or has collapsed, or for each epoch."""
+    """Return the results of a panel, line by line: a row for each run that is done or has collapsed, or each epoch."""
     rows = [row for row in read_sheet(RESULTS / f"{name}.csv") if row.panel == panel]
     found = [row for row in rows if row.status in (DONE, COLLAPSED)]
     if not found:
         raise ValueError(f"results/{name}.csv has no results of {panel}")
-    return found
+    order = list(dict.fromkeys(row.line for row in rows))
+    return sorted(found, key=lambda row: order.index(row.line))
 
 
 # --- the kinds of tables --------------------------------------------------------------------------------------------

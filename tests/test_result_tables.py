@@ -40,6 +40,7 @@ def row(line, density, seed, accuracy, status="done", size=1000, kind=TrainingRo
 
 
 ROWS = [
+    *(row(line, 0.1, 0, None, status="missing") for line in ("prune", "force", "base")),  # lines keep this order
     row("prune", 0.01, 0, None, status="collapsed"),
     row("force", 0.01, 0, 0.2),
     row("force", 0.01, 1, None, status="collapsed"),
