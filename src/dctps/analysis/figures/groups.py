@@ -30,7 +30,7 @@ from dctps.experiments.paper import DENSE, OURS, PRUNING, RANDOM, RULES
 
 WHOLE_GROUPS: dict[str, Sequence[str]] = {
     "fixed supports": ("Random (EPL)", *PRUNING, "DCTpS", DEFAULT, FROZEN),
-    "rewired supports": (*OURS, f"{DEFAULT} + RigL"),
+    "rewired supports": (*OURS, DEFAULT, f"{DEFAULT} + RigL"),
 }
 GROUPS: dict[str, dict[str, Sequence[str]]] = {  # experiment -> title of the part -> its lines
     "resnet50-vgg19": {"fixed supports": (*RANDOM, *PRUNING, "DCTpS"), "rewired supports": OURS},
