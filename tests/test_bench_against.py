@@ -34,6 +34,7 @@ def run(out, *arguments):
 
 
 @pytest.mark.process
+@pytest.mark.slow  # it installs two versions, and compiles the kernels of one
 def test_a_commit_against_itself(folders, tmp_path, record_property, capsys):
     flags = "--model lenet --density 0.05 --batch 2 --steps 3 --warmup 1 --against HEAD"
     code, rows = run(tmp_path / "out", *flags.split())
