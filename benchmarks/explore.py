@@ -31,14 +31,17 @@ HEADER = ["line", "density", "seed", "best validation", "best epoch", "test at b
 
 
 class Trained(NamedTuple):
-    """What is trained, and what else is done with it."""
+    """What is trained, and what else is done with it.
+
+    after_step: called after each step with the fraction of all steps that is done.
+    watch: called before the first step with the optimiser and the number of all steps.
+    whole_from: the fraction of all steps before which an epoch does not count.
+    """
 
     model: nn.Module
-    after_step: Callable[[float], object] = lambda done: None  # called with the fraction of all steps that is done
-    watch: Callable[[torch.optim.Optimizer], object] = lambda optimiser: (
-        None
-    )  # called with the optimiser once it is made
-    whole_from: float = 0.0  # the fraction of all steps before which an epoch does not count
+    after_step: Callable[[float], object] = lambda done: None
+    watch: Callable[[torch.optim.Optimizer, int], object] = lambda optimiser, steps: None
+    whole_from: float = 0.0
 
 
 def settings_of(seed: int) -> Settings:
@@ -55,19 +58,14 @@ def network(settings: Settings, dataset: Dataset) -> nn.Module:
     return build(settings, dataset, CPU)
 
 
-def steps(settings: Settings, dataset: Dataset) -> int:
-    """Return how many steps a training has."""
-    return settings.epochs * len(RunBatches.of(dataset, settings, CPU, Processes()).training)
-
-
 def fit(settings: Settings, make: Callable[[Dataset], Trained]) -> list[object]:
     """Return the best validation accuracy, its epoch, and the test accuracy there."""
     dataset = load(settings)
     batches = RunBatches.of(dataset, settings, CPU, Processes())
     trained = make(dataset)
     model, optimiser = trained.model, build_optimiser(trained.model, settings)
-    trained.watch(optimiser)
-    best, step, last = (-1.0, 0, 0.0), 0, settings.epochs * len(batches.training)
+    best, step, steps = (-1.0, 0, 0.0), 0, settings.epochs * len(batches.training)
+    trained.watch(optimiser, steps)
     for epoch in range(settings.epochs):
         model.train()
         for images, labels in batches.training.epoch(epoch):
@@ -75,9 +73,9 @@ def fit(settings: Settings, make: Callable[[Dataset], Trained]) -> list[object]:
             F.cross_entropy(model(images), labels).backward()
             optimiser.step()
             step += 1
-            trained.after_step(step / last)
+            trained.after_step(step / steps)
         validation = accuracy(model, batches.validation)
-        if step >= trained.whole_from * last and validation > best[0]:
+        if step >= trained.whole_from * steps and validation > best[0]:
             best = validation, epoch + 1, accuracy(model, batches.test)
     return list(best)
 

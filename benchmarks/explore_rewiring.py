@@ -67,8 +67,8 @@ def train(line: str, settings: Settings) -> list[object]:
     def make(dataset: Dataset) -> explore.Trained:
         net = dctps.sparsify(explore.network(settings, dataset), settings.density, seed=settings.seed, **options)
 
-        def watch(optimiser: torch.optim.Optimizer) -> None:
-            stop = int(UNTIL * explore.steps(settings, dataset))
+        def watch(optimiser: torch.optim.Optimizer, steps: int) -> None:
+            stop = int(UNTIL * steps)
             METHODS[line](net, optimiser, stop=stop, every=EVERY, seed=settings.seed).take_over()
 
         return explore.Trained(net, watch=watch)

@@ -142,7 +142,7 @@ LONG = dataclasses.replace(SMALL, epochs=36, density=0.01)
 
 
 @pytest.mark.process
-@pytest.mark.slow  # tests/test_kills.py has a few kills of each kind of run
+@pytest.mark.slow  # tests/test_kills.py kills runs of rigl and imp a few times
 def test_ten_kills_change_nothing(tmp_path):
     killed = tmp_path / "killed"
     command = [sys.executable, "-c", textwrap.dedent(KILLED), str(killed)]
